@@ -641,9 +641,10 @@ def test_births_have_one_advice(ingest: Ingest, written: str, form: str) -> None
 @pytest.mark.parametrize("words", [("0", "1"), ("N", "Y")])
 def test_deaths_that_are_no_dates_have_an_advice(ingest: Ingest, words: tuple[str, str]) -> None:
     people = [f"P{i:04d},{words[i % 6 == 0]}" for i in range(60)]
-    refused = ingest("00_control", patients=people, people_header="patient_id,death")
-    assert refused.code == 4
-    assert "rename the column if it holds no dates" in refused.screen
+    flagged = ingest("00_control", patients=people, people_header="patient_id,death")
+    assert flagged.code == 0
+    assert "10 subjects have died on an unknown day" in flagged.screen
+    assert "--col last_contact=NAME" in flagged.screen
     people = [f"P{i:04d},{'2008-01-05' if i % 6 == 0 else 'Alive'}" for i in range(60)]
     outcome = ingest("00_control", patients=people, people_header="patient_id,death")
     subjects = pl.concat(map(pl.read_parquet, outcome.cache.glob("subjects-*.parquet")))

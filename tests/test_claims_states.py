@@ -7,7 +7,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from claims_folders import read_folder, write_files
+from claims_folders import catch_refusal, list_cells, read_folder, write_files
+
+from bitimely_core.claims.dates import QUARTER, get_plausible, list_number_forms, parse_day
 
 CLAIMS = "patient_id,date,icd10\na1,2015-02-03,E11.9\na2,2015-03-04,J44.9\n"
 
@@ -77,3 +79,99 @@ def test_a_flag_of_death_in_claims_is_that_of_the_last_of_them(tmp_path: Path) -
     claims, events = read_folder(tmp_path)
     assert events.height == 3
     assert any("1 subjects have died" in finding.problem for finding in claims.findings)
+
+
+@pytest.mark.parametrize(
+    ("head", "first", "second"),
+    [
+        ("year,month,day", "2015,2,3", "2016,12,31"),
+        ("admit_year,admit_month", "2015.0,2.0", "2016,12"),
+        ("jahr,quartal", "2015,1", "2016,4"),
+        ("Quartal", "20151", "20164"),
+        ("quarter", "1/2015", "2016-4"),
+        ("date", "2015Q1", "Q4 2016"),
+    ],
+)
+def test_dates_in_parts_and_quarters_are_read(
+    tmp_path: Path, head: str, first: str, second: str
+) -> None:
+    rows = f"a1,{first},E11.9\na2,{second},J44.9\n"
+    write_files(tmp_path, claims__csv=f"patient_id,{head},icd10\n{rows}")
+    days = read_folder(tmp_path)[1]["date"]
+    exact = {"year,month,day": ["2015-2-3", "2016-12-31"], "date": ["2015Q1", "Q4 2016"]}
+    months = ["2015-2", "2016-12"] if "month" in head else ["2015-01-01", "2016-10-01"]
+    parsed = [parse_day(text) for text in exact.get(head, months)]
+    assert [parse_day(day) for day in days] == parsed
+    assert None not in parsed
+
+
+def test_quarters_are_not_advised_as_counted_days(tmp_path: Path) -> None:
+    rows = "a1,20153,E11.9\na2,20164,J44.9\n"
+    write_files(tmp_path, claims__csv=f"patient_id,date,icd10\n{rows}")
+    hint = catch_refusal(tmp_path, date_format="").finding.hint
+    assert "--date-format quarter" in hint
+    assert "sas" not in hint
+    assert QUARTER not in list_number_forms(["12005", "12012", "12010"], get_plausible("date"))
+
+
+def test_each_code_may_have_a_column_of_its_certainty(tmp_path: Path) -> None:
+    rows = "a1,2015-02-03,E119,I10,,Q\na2,2015-03-04,J449,N189,1,\n"
+    head = "patient_id,date,dx10code1,dx10code2,suspect1,suspect2"
+    write_files(tmp_path, claims__csv=f"{head}\n{rows}")
+    claims, events = read_folder(tmp_path)
+    assert list_cells(events, "subject_id", "code") == [("a1", "E119"), ("a2", "N189")]
+    assert claims.survey.vocab == "icd10"
+
+
+def test_prefixes_of_codes_are_certainties_by_the_letter_of_a_query(tmp_path: Path) -> None:
+    rows = "a1,2015-02-03,E119,I10,A,Q\n"
+    head = "patient_id,date,icd10_1,icd10_2,diag_prefix_1,diag_prefix_2"
+    write_files(tmp_path, claims__csv=f"{head}\n{rows}")
+    assert read_folder(tmp_path)[1]["code"].to_list() == ["E119"]
+
+
+def test_a_column_that_may_hold_certainties_is_named(tmp_path: Path) -> None:
+    rows = "a1,2015-02-03,E11.9,G\na2,2015-03-04,J44.9,V\n"
+    write_files(tmp_path, claims__csv=f"patient_id,date,icd10,sicherheit_x\n{rows}")
+    findings = read_folder(tmp_path)[0].findings
+    assert any("--col certainty='sicherheit_x'" in finding.line() for finding in findings)
+
+
+PEOPLE = "patient_id,birth_date,sex\na1,1950-01-02,M\na2,1940-02-03,F\n"
+
+
+@pytest.mark.parametrize("people", [PEOPLE, ""])
+def test_deaths_are_read_from_a_table_of_any_name(tmp_path: Path, people: str) -> None:
+    deaths = "patient_id,date_of_death,cause\na1,,E11.9\na1,2016-05-06,I50.0\n"
+    write_files(tmp_path, diagnoses__csv=CLAIMS, death_registry__csv=deaths)
+    if people:
+        write_files(tmp_path, patients__csv=people)
+    claims, events = read_folder(tmp_path)
+    assert claims.subjects is not None
+    dead = claims.subjects.drop_nulls("death")
+    assert list_cells(dead, "subject_id", "death") == [("a1", "2016-05-06")]
+    assert events.height == 2
+
+
+def test_times_of_observation_are_known_by_the_name_of_their_table(tmp_path: Path) -> None:
+    spells = "patient_id,start_date,end_date\na1,2014-01-01,2014-06-30\na1,2015-01-01,2016-06-30\n"
+    write_files(tmp_path, diagnoses__csv=CLAIMS, enrolment_2015__csv=spells)
+    claims, events = read_folder(tmp_path)
+    assert claims.subjects is not None
+    assert claims.periods is not None
+    spans = list_cells(claims.subjects, "subject_id", "obs_start", "obs_end")
+    assert spans == [("a1", "2014-01-01", "2016-06-30")]
+    assert (claims.periods.height, events.height) == (1, 2)
+
+
+def test_a_year_whose_columns_are_called_otherwise_is_warned_of(tmp_path: Path) -> None:
+    other = CLAIMS.replace("patient_id,date", "pat,day_of_it")
+    write_files(tmp_path, diag_2014__csv=CLAIMS, diag_2015__csv=other)
+    finding = next(f for f in read_folder(tmp_path)[0].findings if "not read" in f.problem)
+    assert (finding.level, "diag_2015.csv" in finding.problem) == ("warning", True)
+
+
+def test_codes_apart_from_subjects_and_dates_are_to_be_joined(tmp_path: Path) -> None:
+    header = "claim_id,patient_id,service_date\nc1,a1,2015-02-03\n"
+    write_files(tmp_path, claims__csv=header, lines__csv="claim_id,icd10\nc1,E11.9\nc1,I10\n")
+    assert "Join both by 'claim_id'" in catch_refusal(tmp_path).finding.line()

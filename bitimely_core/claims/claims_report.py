@@ -82,18 +82,29 @@ def write_ingest_report(job: ClaimsJob, cleaning: CleaningFindings, content: str
         add_unit(run, table.file, findings[table.file], digest)
 
 
+HINTS = {
+    Reason.AMBIGUOUS_CODE: "Give --pad-undotted if they are diagnoses that have lost their zeros",
+    Reason.DATE: "If they have a form of their own, give it, as --date-format %d/%m/%Y: dates as "
+    "YYYY-MM-DD beside them stay so",
+}
+
+
 def _advise_codes(job: ClaimsJob, account: RowAccount, reason: Reason) -> str:
-    """The option that reads rows that are left out for their codes: of those of the other
+    """The option that reads rows that are left out for their dates or codes: of codes of the other
     vocabulary the one that tells ICD-9 from ICD-10 by the date, where nothing states that of each.
     """
-    if reason == Reason.AMBIGUOUS_CODE:
-        return "Give --pad-undotted if they are diagnoses that have lost their zeros"
+    if reason in HINTS:
+        return HINTS[reason]
     survey, tables = job.claims.survey, job.claims.events.tables
     is_stated = survey.stated == "surely" or any("vocab" in t.table.columns for t in tables)
     examples = account.examples.get(reason, [])
     if reason != Reason.WRONG_VOCABULARY or is_stated or not any(map(DISEASE.match, examples)):
         return ""
-    return "Give --icd10-from DATE if codes are of ICD-9 before a day and of ICD-10 from it on"
+    return (
+        "Give --icd10-from DATE if codes are of ICD-9 before a day and of ICD-10 from it on, "
+        "--col vocab=icd10 if all are of ICD-10; where those of this table are, call their column "
+        "icd10"
+    )
 
 
 def _report_cells(file: str, account: RowAccount) -> list[Finding]:

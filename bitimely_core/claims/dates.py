@@ -38,7 +38,13 @@ TICKS = (1, 86_400, 86_400_000, 86_400_000_000, 86_400_000_000_000)
 DAYS_BELOW, SECONDS_ABOVE = 100_000, 100_000_000  # between: days of 2229 on, seconds of three years
 YEAR, YEAR_MONTH = "year", "yyyymm"  # forms: a year stands for its 1 July, a month for its first
 ROC = "roc"  # form: years of the Republic of China (Taiwan), as 0940123, 94/1/23
-NUMBER_FORMS = (*EPOCHS, YEAR, YEAR_MONTH, ROC)
+QUARTER = "quarter"  # form: a quarter stands for its first day, as 20153, 3/2015, 2015Q3
+NUMBER_FORMS = (*EPOCHS, YEAR, YEAR_MONTH, ROC, QUARTER)
+QUARTER_TEXT = re.compile(
+    r"([0-9]{4})[-/. ]?(?:[QTqt]\.?)?([1-4])(?:\.0)?"
+    # 12005 is a number of days
+    r"|(?:[QTqt]\.?|(?=[1-4][-/. ]))([1-4])[-/. ]?([0-9]{4})"
+)
 ALIASES = {"stata": "sas", "r": "unix"}  # forms that read the same, of which one is advised
 ROC_YEARS = 1911  # before the first of them
 ROC_DATE = re.compile(r"([0-9]{2,3})([./-]?)([0-9]{2}|(?<=[./-])[0-9])\2([0-9]{2}|(?<=[./-])[0-9])")
@@ -110,8 +116,8 @@ def parse_day(text: str | None, form: str | None = None, near: int | None = None
     try:
         if form is None:
             return _parse_iso_day(text.strip())
-        if form == ROC:
-            return _parse_roc_day(text.strip())
+        if form in READERS:
+            return READERS[form](text.strip())
         if form in NUMBER_FORMS:
             number = NUMBER.fullmatch(text.strip())
             if number is None or DATE_FORMS.fullmatch(text.strip()):
@@ -128,8 +134,8 @@ def parse_day(text: str | None, form: str | None = None, near: int | None = None
 def _parse_iso_day(text: str) -> int | None:
     """Raises ValueError for a date that is in no calendar."""
     match = DATE_FORMS.fullmatch(text)
-    if match is None:
-        return None
+    if match is None:  # letters of a quarter mean nothing else
+        return None if text.isdecimal() else _parse_quarter(text, letters=True)
     year, month, day = match.group(1, 2, 3) if match[1] else match.group(4, 5, 6)
     return to_day(date(int(year), int(month), int(day or 1) or 1))
 
@@ -153,6 +159,18 @@ def _parse_roc_day(text: str) -> int | None:
         return None
     year, month, day = map(int, match.group(1, 3, 4))
     return to_day(date(year + ROC_YEARS, month, day))
+
+
+def _parse_quarter(text: str, *, letters: bool = False) -> int | None:
+    """`letters`: one of them says that it is a quarter."""
+    match = QUARTER_TEXT.fullmatch(text)
+    if match is None or (letters and not re.search("[QTqt]", text)):
+        return None
+    year, quarter = match.group(1, 2) if match[1] else match.group(4, 3)
+    return to_day(date(int(year), 3 * int(quarter) - 2, 1))
+
+
+READERS = {ROC: _parse_roc_day, QUARTER: _parse_quarter}  # of forms of texts
 
 
 def _parse_number(number: int, form: str) -> int | None:
@@ -181,8 +199,12 @@ def list_number_forms(texts: Sequence[str], days: range) -> dict[str, tuple[int,
     """
     numbers = [text.strip() for text in texts if NUMBER.fullmatch(text.strip())]
     forms = _list_possible_forms(numbers) if 2 * len(numbers) > len(texts) else ()
-    read_as = {form: numbers for form in forms if form not in ALIASES} | {ROC: texts}
+    read_as: dict[str, Sequence[str]] = {form: numbers for form in forms if form not in ALIASES}
+    read_as |= dict.fromkeys(READERS, texts)
     years = {form: _find_years(written, form, days) for form, written in read_as.items()}
+    # numbers that all end in 1 to 4 behind a year are no count of days
+    if span := years[QUARTER]:
+        return {QUARTER: span}
     return {form: span for form, span in years.items() if span is not None}
 
 

@@ -20,14 +20,17 @@ import polars as pl
 
 from bitimely_core.claims import code_cells, dates, reversals
 from bitimely_core.claims.claims_reading import ClaimsOptions
+from bitimely_core.claims.dates import QUARTER
 from bitimely_core.claims.distinct import map_texts
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.sources import words
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.code_columns import (
+    find_certainties,
     find_versions,
     find_vocabulary,
     match_vocabularies,
+    report_certainties,
     report_other_codes,
     report_versions,
 )
@@ -42,6 +45,7 @@ from bitimely_core.claims.sources.columns import (
     report_zones,
     warn_of_rows,
 )
+from bitimely_core.claims.sources.date_parts import is_quarter, join_date_parts, report_date_parts
 from bitimely_core.claims.sources.dated_codes import Pairs, join_cells, report_pairs, spread_lists
 from bitimely_core.claims.sources.observation_tables import (
     PERIOD_DATES,
@@ -52,7 +56,6 @@ from bitimely_core.claims.sources.observation_tables import (
 )
 from bitimely_core.claims.sources.plain_files import (
     MAP_FILE,
-    PERIOD_COLUMNS,
     AcceptedNames,
     Names,
     PlainFiles,
@@ -119,13 +122,31 @@ FLOAT_ID = r"^(\d+)\.0+$"
 QUOTES = "'\""
 
 
+class _Columns(NamedTuple):
+    """Where a table of claims has its codes and dates, where each is in several columns."""
+
+    wide: Sequence[str]  # of codes
+    pairs: Pairs  # columns of codes with dates of their own
+    parts: Sequence[str]  # of year, month and day
+    versions: Sequence[str]  # of the vocabularies of `wide`
+    certainties: Sequence[str]  # of the certainties of `wide`
+
+    @property
+    def dates(self) -> tuple[str, ...]:
+        """The columns of dates, or of parts of them."""
+        return (*itertools.chain(*self.pairs.values()), *self.parts)
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The columns that are read beside those with keys."""
+        return (*self.dates[len(self.parts) > 0 :], *self.versions, *self.certainties)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _BlockPlan:
     """How a block of a table of claims becomes events."""
 
-    wide: Sequence[str]  # columns of codes where there are several
-    pairs: Pairs  # columns of codes with dates of their own
-    versions: Sequence[str]  # columns of the vocabularies of `wide`
+    columns: _Columns
     wide_vocabularies: Mapping[int, str]  # number of such a column -> the vocabulary of its name
     kinds: Mapping[str, str]  # word of the column `source`, in lower case -> a kind of claims
     vocabularies: Mapping[str, str]  # folded word of the column `vocab` -> a vocabulary
@@ -143,6 +164,8 @@ class _BlockPlan:
         events = self._place_codes(events)
         if self.whole_ids:
             events = events.with_columns(pl.col("subject_id").str.replace(FLOAT_ID, "$1"))
+        if self.columns.parts:
+            events = join_date_parts(events, self.columns.parts)
         events = events.with_columns(reformat_dates(events["date"], self.form))
         dropped: dict[str, int] = {}
         events = self._split_prefixes(events)
@@ -165,10 +188,10 @@ class _BlockPlan:
 
     def _place_codes(self, events: pl.DataFrame) -> pl.DataFrame:
         """One row for each code, with its place among those of the claim as a number."""
-        if self.pairs:
+        if self.columns.pairs:
             return self._pair_dates(events)
-        if self.wide:
-            return self._unpivot(events, self.wide)
+        if self.columns.wide:
+            return self._unpivot(events, self.columns.wide)
         if "position" not in events.columns:
             return events
         position = pl.col("position").str.strip_chars().cast(pl.Int16, strict=False)
@@ -183,9 +206,8 @@ class _BlockPlan:
 
     def _pair_dates(self, events: pl.DataFrame) -> pl.DataFrame:
         """One row for each code, with its own date."""
-        events, columns = spread_lists(events.drop("code", strict=False), self.pairs)
-        dates = list(itertools.chain(*self.pairs.values()))
-        return join_cells(self._unpivot(events, columns), "date", dates)
+        events, columns = spread_lists(events.drop("code", strict=False), self.columns.pairs)
+        return join_cells(self._unpivot(events, columns), "date", self.columns.dates)
 
     def _split_prefixes(self, events: pl.DataFrame) -> pl.DataFrame:
         """Vocabulary and code of cells that hold both, as ICD10CM:E11.9, in two columns."""
@@ -209,8 +231,10 @@ class _BlockPlan:
         """One row for each code, with the vocabulary that its column states where no other does."""
         events = unpivot_codes(events, columns)
         events = events.filter(~map_texts(events["code"], code_cells.is_empty, pl.Boolean))
-        if self.versions:
-            return join_cells(events, "vocab", self.versions)
+        if self.columns.certainties:
+            events = join_cells(events, "certainty", self.columns.certainties)
+        if self.columns.versions:
+            return join_cells(events, "vocab", self.columns.versions)
         if not self.wide_vocabularies or "vocab" in events.columns:
             return events
         vocab = pl.col("position").replace_strict(
@@ -323,63 +347,94 @@ def _open_events_table(
     options, renamed, names = request.options, request.renamed, list_names(request.source, file)
     meanings = words.translate_words(parse_vocabularies(options), "vocabularies")
     constant = _find_stated_vocabulary(names, renamed, meanings)
-    wanted = dict(request.accepted.events)
-    wide = request.accepted.find_wide_columns(names)
-    pairs = request.accepted.find_date_pairs(names, wide)
-    dates = tuple(itertools.chain(*pairs.values()))
-    if pairs:
-        wide = tuple(pairs)
-        wanted["date"] = dates[:1]
-    constants = _find_constants(file, names, wanted, kind)
     since = parse_switch_day(options)
     is_stated = constant is not None or since is not None
-    versions = () if is_stated else _find_versions(request, file, wide, meanings)
-    wanted |= {"vocab": versions} if versions and not wide else {}
-    wanted = _drop_columns(
-        wanted, {*constants, *["vocab"] * bool(constant), *["code"] * bool(wide)}, renamed
-    )
-    table = open_table(
-        request.source, file, wanted, OPTIONAL_COLUMNS - set(renamed), codes=wide, named=True
-    )
+    columns = _find_columns(request, file, {} if is_stated else meanings)
+    wanted = dict(request.accepted.events)
+    if columns.dates:
+        wanted["date"] = columns.dates[:1]
+    if columns.versions and not columns.wide:
+        wanted["vocab"] = columns.versions
+    constants = _find_constants(file, names, wanted, kind)
+    unneeded = {*constants, *["vocab"] * bool(constant), *["code"] * bool(columns.wide)}
+    wanted = _drop_columns(wanted, unneeded, renamed)
+    optional = OPTIONAL_COLUMNS - set(renamed)
+    table = open_table(request.source, file, wanted, optional, codes=columns.wide, named=True)
     table, reversing = _choose_reversing(table, set(renamed))
     _refuse_two_vocabularies(table, constant, since)
     whole_ids = "subject" in table.columns and _has_float_ids(table, "subject")
+    certainties = (*columns.certainties, table.columns.get("certainty", ""))
     plan = _BlockPlan(
-        wide=wide,
-        pairs=pairs,
-        versions=versions,
-        wide_vocabularies={} if is_stated else match_vocabularies(wide),
+        columns=columns,
+        wide_vocabularies={} if is_stated else match_vocabularies(columns.wide),
         kinds={kind: kind for kind in KINDS} | parse_pairs(options, "source_value"),
         vocabularies=meanings,
-        form=parse_date_forms(options)["date"],
+        form=_find_form(options, table, columns),
         since=since,
         constants=constants,
         whole_ids=whole_ids,
         words_of_status=reversals.list_words(table.columns.get("status", "")),
-        doubts=_list_doubts(table.columns.get("certainty", "")),
+        doubts=_list_doubts(certainties[0]),
     )
     events = SourceTable(
         table=table,
         shape=plan,
-        wide=wide,
-        beside=(*dates, *versions),
+        wide=tuple(columns.wide),
+        beside=columns.beside,
         dropped_note="are of vocabularies without diagnoses",
         dated=(file, "date") if "date" in constants else None,
         categories=_list_categories(table),
     )
-    spelled = _drop_columns(wanted, REVERSING, {})
     request.survey.findings += [
-        *report_spelling(file, table.columns, spelled),
+        *report_spelling(file, table.columns, _drop_columns(wanted, REVERSING, {})),
         *_report_choice(table, names, wanted, renamed),
-        *report_pairs(file, pairs, is_stated="date" in renamed),
-        *report_other_codes(table, wide),
-        *([] if is_stated or versions else report_versions(table, wide, meanings)),
+        *_report_columns(table, columns, renamed),
+        *([] if is_stated or columns.versions else report_versions(table, columns.wide, meanings)),
         *_report_kind(file, kind * (constants.get("source") == kind)),
         *_report_float_ids(file, is_float=whole_ids),
         *reversing,
     ]
-    code_name = wide[0] if wide else table.columns.get("code", "")
+    code_name = columns.wide[0] if columns.wide else table.columns.get("code", "")
     return events, find_vocabulary(code_name, constant, since)
+
+
+def _find_columns(request: _Request, file: str, meanings: Mapping[str, str]) -> _Columns:
+    """The columns of codes and dates. `meanings`: word -> vocabulary, of the columns of
+    vocabularies; {} where all rows have one that is stated.
+    """
+    names, accepted = list_names(request.source, file), request.accepted
+    wide = accepted.find_wide_columns(names)
+    pairs = accepted.find_date_pairs(names, wide)
+    wide = tuple(pairs) or wide
+    has_certainty = "certainty" in request.renamed or find_names(
+        names, accepted.events["certainty"]
+    )
+    return _Columns(
+        wide=wide,
+        pairs=pairs,
+        parts=() if pairs else accepted.find_date_parts(names),
+        versions=_find_versions(request, file, wide, meanings) if meanings else (),
+        certainties=() if has_certainty else find_certainties(names, wide),
+    )
+
+
+def _find_form(options: ClaimsOptions, table: OpenTable, columns: _Columns) -> str:
+    """The form of the dates: as an option states it, or of quarters by the name of their column."""
+    is_named = not columns.parts and is_quarter(table.columns.get("date", ""))
+    return parse_date_forms(options)["date"] or QUARTER * is_named
+
+
+def _report_columns(
+    table: OpenTable, columns: _Columns, renamed: Mapping[str, str]
+) -> list[Finding]:
+    """What is said of dates in several columns, and of columns that are not read."""
+    is_asked = columns.certainties or "certainty" in renamed
+    return [
+        *report_pairs(table.file, columns.pairs, is_stated="date" in renamed),
+        *report_date_parts(table.file, columns.parts),
+        *([] if is_asked else report_certainties(table)),
+        *report_other_codes(table, columns.wide),
+    ]
 
 
 def _drop_columns(
@@ -422,7 +477,10 @@ def _find_stated_vocabulary(
 def _list_doubts(column: str) -> list[str]:
     """Words of a column of certainties, in lower case, for what was not diagnosed."""
     certainties = words.WORDS["certainties"]
-    is_flag = words.fold_name(column).startswith(tuple(certainties["flags"]))
+    name = words.fold_name(column)
+    if "prefix" in name:
+        return certainties["prefixed"]
+    is_flag = name.startswith(tuple(certainties["flags"]))
     return certainties["not_diagnosed"] + certainties["yes"] * is_flag
 
 
@@ -578,12 +636,13 @@ def _read_subject_facts(request: _Request, files: PlainFiles) -> _SubjectFacts:
     if files.deaths:
         columns = {"subject": wanted["subject"], "death": (*wanted["death"], "date", "datum")}
         rows = pl.concat(_read_subject_rows(request, path, columns) for path in files.deaths)
-        deaths = keep_unique_rows(rows, files.deaths[0], request.survey, "subject")
+        dated = rows.drop_nulls("death")
+        deaths = keep_unique_rows(dated, files.deaths[0], request.survey, "subject")
         frame = _add_deaths(frame, deaths.drop("row"))
     frame = close_vital_states(frame, file, request.survey)
     if not files.periods:
         return _SubjectFacts(frame, file, advice, spells, file)
-    spells = _read_period_tables(request, files.periods, wanted)
+    spells = _read_period_tables(request, files.periods)
     return _SubjectFacts(frame, file, advice, spells, files.periods[0])
 
 
@@ -593,11 +652,12 @@ def _read_subject_rows(request: _Request, file: str, columns: Names) -> pl.DataF
     return _read_ids(table, "subject", request.survey)
 
 
-def _read_period_tables(request: _Request, files: Sequence[str], wanted: Names) -> pl.DataFrame:
+def _read_period_tables(request: _Request, files: Sequence[str]) -> pl.DataFrame:
     """The times of observation of tables of them: subject, obs_start, obs_end."""
-    columns = {key: wanted[key] for key in PERIOD_COLUMNS}
     frames = []
     for file in files:
+        accepted = request.accepted.list_period_names(file)
+        columns = {**accepted, "subject": request.subject_names}
         frame = _read_subject_rows(request, file, columns)
         frames.append(request.survey.enter_subjects(frame, file, "subject").drop("row"))
     return pl.concat(frames)

@@ -12,6 +12,7 @@ from bitimely_core.claims.sources.columns import select_columns, warn_of_rows
 from bitimely_core.claims.sources.source_table import OpenTable, Stated
 from bitimely_core.errors import Finding, Reason, input_warning, safe_text, usage_error
 
+CERTAINTIES = words.WORDS["certainties"]
 CODE_NAMES = words.WORDS["claims"]["code"]
 # a folded name of a column of codes without its numbers
 STEM = re.compile(
@@ -20,7 +21,8 @@ STEM = re.compile(
     )
 )
 VOCABULARY = re.compile(
-    r"(?:icd|cim|cie|(?<![^\W_])i)[\W_]*(9|10)(?!\d)[\W_]*(cm)?", re.IGNORECASE | re.ASCII
+    r"(?:icd|cim|cie|(?<![^\W_])i|dx(?=(?:9|10)code))[\W_]*(9|10)(?!\d)[\W_]*(cm)?",
+    re.IGNORECASE | re.ASCII,
 )
 VERSION = re.compile(r"version|vrsn|vers?")  # in the folded name of a column of vocabularies
 FIELD = re.compile(r"[fp]?[._]?(\d{5})(?!\d).*", re.ASCII)  # of UK Biobank: 41270-0.0, p41270
@@ -164,6 +166,32 @@ def report_other_codes(table: OpenTable, wide: Sequence[str]) -> list[Finding]:
         file=table.file,
         row=1,
     )
+
+
+def find_certainties(names: Sequence[str], wide: Sequence[str]) -> tuple[str, ...]:
+    """The columns of certainties of columns of codes, a series with as many: SUSPECT1, SUSPECT2."""
+    alike = sorted(words.find_lookalikes("certainty", names), key=list_numbers)
+    stems = {_cut_numbers(name) for name in alike}
+    return tuple(alike) if len(alike) == len(wide) > 1 and len(stems) == 1 else ()
+
+
+def report_certainties(table: OpenTable) -> list[Finding]:
+    """A warning of a column that is called and written as one of certainties, but is not read."""
+    if "certainty" in table.columns:
+        return []
+    alike = words.find_lookalikes("certainty", table.list_unread())
+    states = {*CERTAINTIES["not_diagnosed"], *CERTAINTIES["diagnosed"], *CERTAINTIES["yes"], "0"}
+    return [
+        input_warning(
+            Reason.HEADER,
+            f"{safe_text(name)} may state which diagnoses are suspected or ruled out",
+            "not read: they count as the disease",
+            f"Give --col certainty={safe_text(name)} to leave them out",
+            file=table.file,
+            row=1,
+        )
+        for name in select_columns(table, alike, lambda text: text.lower() in states)[:1]
+    ]
 
 
 def report_versions(

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from bitimely_core.claims.sources import words
 from bitimely_core.claims.sources.code_columns import find_wide_columns
 from bitimely_core.claims.sources.columns import ENDINGS, find_names
+from bitimely_core.claims.sources.date_parts import find_date_parts, is_quarter
 from bitimely_core.claims.sources.dated_codes import find_pairs
 from bitimely_core.claims.sources.observation_tables import PERIOD_DATES
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, safe_text
@@ -73,7 +74,12 @@ class AcceptedNames:
         with suppress(UserError):
             if self.find_date_pairs(names, self.find_wide_columns(names)):
                 return True
-        return bool(find_names(names, self.events["date"]))
+        return bool(find_names(names, self.events["date"]) or self.find_date_parts(names))
+
+    def find_date_parts(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The columns of the parts of the date of a table that has it in no single one."""
+        dated = [name for name in find_names(names, self.events["date"]) if not is_quarter(name)]
+        return () if dated or "date" in self.renamed else find_date_parts(names)
 
     def has_codes(self, names: Sequence[str]) -> bool:
         """Whether a table has columns of codes."""
@@ -89,9 +95,23 @@ class AcceptedNames:
         is_told = all(find_names(names, self.patients[key]) for key in keys)
         return is_told and not (_is_other(path) or find_names(names, self.events["date"]))
 
-    def has_periods(self, names: Sequence[str]) -> bool:
+    def has_periods(self, path: str, names: Sequence[str]) -> bool:
         """Whether a table has columns of subjects and of the start and end of their observation."""
-        return all(find_names(names, self.patients[key]) for key in PERIOD_COLUMNS)
+        accepted = self.list_period_names(path)
+        return all(find_names(names, accepted[key]) for key in PERIOD_COLUMNS)
+
+    def list_period_names(self, path: str) -> Names:
+        """The accepted names of a table of times of observation, which may be fewer words where its
+        own name is that of one.
+        """
+        is_named = cut_number(path) in words.WORDS["tables"]["periods"]
+        short = words.WORDS["periods"] if is_named else {}
+        return {key: (*self.patients[key], *short.get(key, ())) for key in PERIOD_COLUMNS}
+
+    def has_deaths(self, path: str, names: Sequence[str]) -> bool:
+        """Whether a table has columns of subjects and of their deaths."""
+        keys = ("subject", "death")
+        return not _is_other(path) and all(find_names(names, self.patients[key]) for key in keys)
 
 
 class PlainFiles(NamedTuple):
@@ -157,14 +177,15 @@ def find_plain_files(source: Source, accepted: AcceptedNames) -> PlainFiles:
     patients, labels, deaths = roles
     rest = {name: files for name, files in groups.items() if files not in roles}
     claims = _choose_claims(source, rest, accepted)
-    beside = sorted(set(itertools.chain(*rest.values())) - set(claims))
-    columns = {path: _list_columns(source, path) for path in beside}
-    if not patients:
-        patients = [path for path in beside if accepted.has_births(path, columns[path])]
-        beside = sorted(set(beside) - set(patients))
-    periods = [path for path in beside if accepted.has_periods(columns[path])]
+    paths = sorted(set(itertools.chain(*rest.values())) - set(claims))
+    beside = {path: _list_columns(source, path) for path in paths}
+    patients = patients or _filter_tables(accepted.has_births, beside)
+    beside = {path: names for path, names in beside.items() if path not in patients}
+    periods = _filter_tables(accepted.has_periods, beside)
+    deaths = deaths or _filter_tables(accepted.has_deaths, beside)
     for files in (claims, periods, patients, labels, deaths):
         _refuse_copies(files)
+    _refuse_apart(claims, beside, source, accepted)
     if not claims:
         _refuse_other_formats(source)
         raise input_error(
@@ -174,8 +195,15 @@ def find_plain_files(source: Source, accepted: AcceptedNames) -> PlainFiles:
             hint="Give the folder that holds it, and the --source it is laid out for, or name the "
             "columns: --col subject=NAME --col date=NAME --col code=NAME",
         )
-    unread = [path for path in beside if path not in periods]
+    unread = [path for path in beside if path not in (*periods, *deaths)]
     return PlainFiles(claims, patients, labels, deaths, periods, unread)
+
+
+def _filter_tables(
+    test: Callable[[str, Sequence[str]], bool], tables: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """The tables, given as path -> columns, that pass a test of both."""
+    return [path for path, names in tables.items() if test(path, names)]
 
 
 def _refuse_other_formats(source: Source) -> None:
@@ -224,7 +252,39 @@ def _choose_by_columns(source: Source, paths: list[str], accepted: AcceptedNames
 
 def _is_other(path: str) -> bool:
     """Whether a table holds no diagnoses, by its name: procedures_2005."""
-    return re.sub(r"[\W\d_]+$", "", name_table(path)) in words.WORDS["tables"]["others"]
+    return cut_number(path) in words.WORDS["tables"]["others"]
+
+
+def cut_number(path: str) -> str:
+    """The name of a table without the number of its year or part."""
+    return re.sub(r"[\W\d_]+$", "", name_table(path))
+
+
+def _refuse_apart(
+    claims: Sequence[str],
+    beside: Mapping[str, Sequence[str]],
+    source: Source,
+    accepted: AcceptedNames,
+) -> None:
+    """Raises UserError: schema, where the claims have no codes, and a table of codes beside them
+    names the claim in the place of subject and date.
+    """
+    heads = [name for path in claims[:1] for name in _list_columns(source, path)]
+    if not heads or accepted.has_codes(heads):
+        return
+    keys = set(heads).difference(find_names(heads, accepted.events["subject"]))
+    for path, names in beside.items():
+        shared = list(filter(keys.__contains__, names))
+        if shared and accepted.has_codes(names) and not _is_other(path):
+            key = safe_text(shared[0])
+            raise input_error(
+                Reason.SCHEMA,
+                f"has subjects and dates, but the codes are in {safe_text(path)}",
+                "expected subject, date and code in one table",
+                f"Join both by {key}, as with pandas: header.merge(codes, on={key}), and leave the "
+                "result alone in the folder",
+                file=claims[0],
+            )
 
 
 def _find_group(groups: Mapping[str, list[str]], names: Iterable[str]) -> list[str]:
@@ -278,15 +338,34 @@ def report_patients(files: PlainFiles) -> list[Finding]:
 
 
 def report_unread(files: PlainFiles) -> list[Finding]:
-    """An info on tables of the folder that are not read."""
-    if not files.unread:
-        return []
-    listed = ", ".join(map(safe_text, files.unread[:LISTED]))
-    rest = f" and {len(files.unread) - LISTED} more" if len(files.unread) > LISTED else ""
-    text = f"not read: {listed}{rest}"
+    """What tables of the folder are not read: a warning of those that are called as the claims but
+    for a number, an info on others.
+    """
+    called = {cut_number(path) for path in files.claims}
+    years = [path for path in files.unread if cut_number(path) in called]
+    others = [path for path in files.unread if path not in years]
+    columns = "no columns of subject, date and code are known in them"
     why = (
         "beside the claims, but neither claims, patients, deaths nor labels by name, nor times of "
         "observation by columns"
     )
-    hint = "Name these as --col obs_start=NAME --col obs_end=NAME"
-    return [Finding(Reason.NO_INPUT, text, why, hint, level="info", count=len(files.unread))]
+    return [
+        *_report_files(
+            years, "warning", columns, "Call their columns as in the tables beside them"
+        ),
+        *_report_files(
+            others, "info", why, "Name these as --col obs_start=NAME --col obs_end=NAME"
+        ),
+    ]
+
+
+def _report_files(
+    paths: Sequence[str], level: Literal["info", "warning"], why: str, hint: str
+) -> list[Finding]:
+    """A line on tables that are not read."""
+    if not paths:
+        return []
+    listed = ", ".join(map(safe_text, paths[:LISTED]))
+    rest = f" and {len(paths) - LISTED} more" if len(paths) > LISTED else ""
+    text = f"not read: {listed}{rest}"
+    return [Finding(Reason.NO_INPUT, text, why, hint, level=level, count=len(paths))]

@@ -204,7 +204,8 @@ class SourceSurvey(TableAccounts):
         dropped = dict(tally.dropped)
         self.rows.append(SourceRows(file=table.file, kind=kind, seen=seen, dropped=dropped))
         n_doubted = tally.dropped[Reason.NOT_DIAGNOSED]
-        doubted = safe_text(table.table.columns.get("certainty", ""))
+        column = table.table.columns.get("certainty")
+        doubted = safe_text(column) if column else "the column beside each"
         self.findings += warn_of_rows(
             n_doubted,
             Reason.NOT_DIAGNOSED,
