@@ -175,3 +175,16 @@ def test_codes_apart_from_subjects_and_dates_are_to_be_joined(tmp_path: Path) ->
     header = "claim_id,patient_id,service_date\nc1,a1,2015-02-03\n"
     write_files(tmp_path, claims__csv=header, lines__csv="claim_id,icd10\nc1,E11.9\nc1,I10\n")
     assert "Join both by 'claim_id'" in catch_refusal(tmp_path).finding.line()
+
+
+def test_ids_that_a_spreadsheet_has_rounded_are_refused(tmp_path: Path) -> None:
+    rounded = CLAIMS.replace("a2", "1.23457E+11")
+    write_files(tmp_path, claims__csv=rounded)
+    error = catch_refusal(tmp_path, date_format="%Y-%m-%d")
+    assert (error.finding.code, error.row) == ("identifier", 3)
+    assert "1.23457E+11" not in error.finding.line()
+
+
+def test_a_code_that_looks_like_a_rounded_id_is_an_id(tmp_path: Path) -> None:
+    write_files(tmp_path, claims__csv=CLAIMS.replace("a2", "1E11"))
+    assert read_folder(tmp_path)[1]["subject_id"].to_list() == ["a1", "1E11"]
