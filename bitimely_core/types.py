@@ -7,7 +7,7 @@ width, D model width, H heads, L layers.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "validation", "test")
 Item = TypeVar("Item")
+Default = TypeVar("Default")
 Group = TypeVar("Group", bound=Hashable)
 
 
@@ -175,6 +176,16 @@ def group_by(items: Iterable[Item], find_group: Callable[[Item], Group]) -> dict
     for item in items:
         groups.setdefault(find_group(item), []).append(item)
     return groups
+
+
+def find_only(values: Collection[Item], default: Default) -> Item | Default:
+    """The only one of several values; `default` where there are none or more."""
+    return next(iter(values)) if len(values) == 1 else default
+
+
+def count_nouns(count: int, noun: str) -> str:
+    """A number of things in words: 1 gap, 2 gaps."""
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def group_columns(names: Sequence[str]) -> dict[str, LabelColumns]:

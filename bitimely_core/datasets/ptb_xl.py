@@ -48,6 +48,7 @@ from bitimely_core.types import (
     Record,
     Signal,
     SourceRows,
+    count_nouns,
     count_reasons,
 )
 
@@ -489,7 +490,7 @@ def check_official_split(entries: Mapping[str, PtbXlEntry]) -> None:
     if not leaking:
         return
     rows = [str(entry.row) for entry in entries.values() if entry.subject in leaking]
-    patients = f"{len(leaking)} patient{'s' * (len(leaking) > 1)}"
+    patients = count_nouns(len(leaking), "patient")
     raise input_error(
         Reason.SUBJECT_LEAKAGE,
         f"{patients} in folds of several splits (rows {', '.join(rows[:10])})",

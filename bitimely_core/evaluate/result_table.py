@@ -36,7 +36,7 @@ from bitimely_core.store import storage
 from bitimely_core.store.records import has_result, read_result, read_result_table, write_results
 from bitimely_core.store.workspace import parse_view
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.types import group_by
+from bitimely_core.types import find_only, group_by
 
 if TYPE_CHECKING:
     import polars as pl
@@ -208,7 +208,7 @@ class ResultTable:
         """
         runs = (run for run in self.found if data in {None, run.data})
         words = {evaluate.name_unit(run.scores) for run in runs}
-        return words.pop() if len(words) == 1 else "subject"
+        return find_only(words, "subject")
 
     def column(self, key: str) -> ScoreColumn:
         """The column with that key."""

@@ -21,7 +21,7 @@ from bitimely_core.errors import Finding, Reason, input_error, input_warning
 from bitimely_core.formats.edf_annotations import decode_annotations
 from bitimely_core.formats.edf_header import EdfChannel, EdfHeader, read_header
 from bitimely_core.formats.source import translate_read_errors
-from bitimely_core.types import Annotation, Signal
+from bitimely_core.types import Annotation, Signal, count_nouns
 
 MAX_SEGMENTS = 10_000
 BLOCK = 1 << 20  # bytes read at once: stays in the processor's cache between the read and the copy
@@ -217,8 +217,7 @@ def _report_gaps(gaps: int, seconds: float, kind: str, findings: list[Finding]) 
             Reason.DISCONTINUOUS, f"{gaps} gaps in time", f"expected fewer than {MAX_SEGMENTS}"
         )
     if gaps:
-        what = "gaps" if gaps > 1 else "gap"
-        text = f"{gaps} {what} in time, {seconds:g} s in all ({kind})"
+        text = f"{count_nouns(gaps, 'gap')} in time, {seconds:g} s in all ({kind})"
         wanted = "kept as segments at their true times"
         findings.append(input_warning(Reason.DISCONTINUOUS, text, wanted, count=gaps))
 

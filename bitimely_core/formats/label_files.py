@@ -31,6 +31,7 @@ from bitimely_core.formats.stage_texts import (
     name_stage,
 )
 from bitimely_core.formats.text import decode_table, sanitize_label
+from bitimely_core.types import find_only
 
 MAX_BYTES = 1 << 26
 HEAD = 60  # lines before the names of the columns, at most
@@ -182,7 +183,7 @@ def _write_json(content: object) -> str:
         stated = (f"{str(key).removesuffix('_s')} {value}" for key, value in content.items())
         above = list(filter(STATED_EPOCH.fullmatch, stated))
         lists = [rows for key, rows in content.items() if _fold_name(str(key)) in ALL_NAMES]
-        content = lists[0] if len(lists) == 1 else None
+        content = find_only(lists, None)
     if not isinstance(content, list) or not content:
         return ""
     if all(isinstance(row, dict) for row in content):

@@ -15,6 +15,7 @@ from bitimely_core.formats.table_text import open_text
 from bitimely_core.formats.tables import NUMBER
 from bitimely_core.formats.text import UTF8, is_utf8
 from bitimely_core.formats.units import find_unit
+from bitimely_core.types import find_only
 
 HEAD = 1 << 18  # bytes that are looked at
 LINES = 1200  # that are looked at
@@ -326,7 +327,7 @@ def find_preamble_rate(text: str, decimal: str) -> float | None:
         matches = re.finditer(pattern, text, re.MULTILINE)
         rates = {_read_rate(match.groupdict(), decimal) for match in matches} - {0.0}
         if rates:
-            return rates.pop() if len(rates) == 1 else None
+            return find_only(rates, None)
     return None
 
 

@@ -26,6 +26,7 @@ from bitimely_core.errors import Finding, Reason, UserError, input_error, input_
 from bitimely_core.formats.source import translate_read_errors
 from bitimely_core.formats.text import decode_text, escape_controls
 from bitimely_core.formats.units import LARGEST
+from bitimely_core.types import count_nouns, find_only
 
 MAX_LINE = 1 << 27  # bytes; the longest case of the archives has a few millions
 
@@ -110,7 +111,7 @@ def read_header(path: Path) -> TsHeader:
         shapes, ended = _count_shapes(lines, timestamps=timestamps, labelled=task != "none")
         dimensions = _find_dimensions(stated, flags["univariate"], shapes, findings)
         same = Counter({shape: k for shape, k in shapes.items() if len(shape) == dimensions})
-        lengths = next(iter(same)) if len(same) == 1 else None
+        lengths = find_only(same, None)
         if is_equal:
             lengths = _find_lengths(same, length, findings)
     if timestamps:
@@ -181,8 +182,8 @@ def _find_dimensions(
         widths[len(shape)] += shapes[shape]
     usual = _find_commonest(widths, stated)
     if stated is not None and stated not in widths:
-        channels = "channel" if stated == 1 else "channels"
-        problem = f"the header states {stated} {channels}, the cases have {usual}"
+        channels = count_nouns(stated, "channel")
+        problem = f"the header states {channels}, the cases have {usual}"
         raise input_error(Reason.DIMENSIONS, problem, "one of them is wrong", field="dimensions")
     dimensions = stated or usual
     if univariate is not None and univariate != (dimensions == 1):
@@ -348,8 +349,7 @@ def _parse_case(row: int, line: bytes, header: TsHeader, classes: frozenset[str]
     fields = BETWEEN.split(line) if header.timestamps else line.split(b":")
     label = None if header.task == "none" else _take_label(fields, header, classes)
     if len(fields) != header.dimensions:
-        channels = "channel" if len(fields) == 1 else "channels"
-        problem = f"has {len(fields)} {channels}"
+        problem = f"has {count_nouns(len(fields), 'channel')}"
         raise input_error(Reason.DIMENSIONS, problem, f"expected {header.dimensions}")
     stamps: list[list[bytes]] = []
     series: list[np.ndarray] = []

@@ -34,7 +34,7 @@ from bitimely_core.formats.wfdb_samples import (
     decode_group,
     verify_checksums,
 )
-from bitimely_core.types import Signal
+from bitimely_core.types import Signal, count_nouns
 
 __all__ = ["WfdbHeader", "WfdbRecording", "find_unfilled", "read_header", "read_recording"]
 
@@ -92,8 +92,7 @@ def read_recording(
     lossy = [name for name, count in missing.items() if count]
     if lossy:
         total = missing.total()
-        what = "samples" if total > 1 else "sample"
-        problem = f"{total} {what} marked as invalid in {list_names(lossy, 5)}"
+        problem = f"{count_nouns(total, 'sample')} marked as invalid in {list_names(lossy, 5)}"
         findings.append(
             input_warning(Reason.MISSING_SAMPLES, problem, "missing values (NaN)", count=total)
         )

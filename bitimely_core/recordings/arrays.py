@@ -26,7 +26,7 @@ from bitimely_core.recordings.mapping import RecordingInfo, find_suffix, strip_s
 from bitimely_core.recordings.pieces import name_epochs, place_in_row, report_epochs
 from bitimely_core.recordings.selection import make_record, report_missing
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.types import Record, Signal
+from bitimely_core.types import Record, Signal, find_only
 
 # of the names of arrays: what is left tells which labels are of which samples
 SAMPLE_WORDS = {"x", "data", "epochs", "epo", "raw", "eeg", "signals", "trials"}
@@ -307,9 +307,7 @@ def _load_arrays(path: Path, variable: str) -> NumpyContent:
         hint = "Name that of the samples: `variable` in [[files]] of the map"
         raise input_error(Reason.SCHEMA, problem, "expected one of samples", hint)
     classes = [arrays[name] for name in labels]
-    return NumpyContent(
-        arrays[samples.pop()], classes[0] if len(classes) == 1 else None, _find_names(arrays)
-    )
+    return NumpyContent(arrays[samples.pop()], find_only(classes, None), _find_names(arrays))
 
 
 def _may_be_samples(array: np.ndarray) -> bool:
@@ -395,8 +393,8 @@ def find_samples(path: Path, info: RecordingInfo) -> tuple[np.ndarray, tuple[str
 def _make_mat_record(path: Path, rel: str, info: RecordingInfo, values: np.ndarray) -> Record:
     """The recording of [samples, channels] in a MATLAB file."""
     signals = _make_array_signals(values, info)
-    findings = [*report_other_rate(path, info.rate), *report_missing(signals, "values are NaN")]
-    return make_record(rel, info, signals, findings=findings)
+    missing = report_missing(signals, "values are NaN")
+    return make_record(rel, info, signals, findings=[*report_other_rate(path, info.rate), *missing])
 
 
 def _has_epochs_last(shape: tuple[int, ...], info: RecordingInfo) -> bool:

@@ -25,7 +25,7 @@ from bitimely_core.formats.units import (
     scale_signal,
 )
 from bitimely_core.recordings.mapping import NO_FACTS, ChannelChoice, FileRule, RecordingInfo
-from bitimely_core.types import Annotation, Signal, group_by
+from bitimely_core.types import Annotation, Signal, find_only, group_by
 
 MINUS = " - "  # of a derivation in a map
 # names of channels that are no signals, in small letters and digits alone
@@ -93,7 +93,7 @@ def find_name(wanted: str, names: Collection[str]) -> str | None:
     if wanted in names:
         return wanted
     same = [name for name in names if fold_name(name) == fold_name(wanted)]
-    return same[0] if len(same) == 1 else None
+    return find_only(same, None)
 
 
 def find_source(text: str, names: Collection[str]) -> tuple[str, ...] | None:

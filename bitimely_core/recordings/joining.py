@@ -21,7 +21,15 @@ from bitimely_core.formats.text import list_first, list_names
 from bitimely_core.recordings.mapping import SUFFIXES, Format, LabelFile, RecordingInfo, find_suffix
 from bitimely_core.recordings.selection import make_record
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.types import Annotation, IngestUnit, Record, Records, Signal, group_by
+from bitimely_core.types import (
+    Annotation,
+    IngestUnit,
+    Record,
+    Records,
+    Signal,
+    count_nouns,
+    group_by,
+)
 
 NEAR = 1.0  # seconds: headers state the start to the second
 SHOWN = 3  # recordings in a line
@@ -101,7 +109,7 @@ def report_joined(groups: Mapping[str, Sequence[str]], *, is_stated: bool) -> Fi
     hint = "To keep each file apart, give --map with a map of the one line: files = [{}]"
     return input_warning(
         Reason.FILE_NAME,
-        f"{count} files are {len(groups)} recording{'s' if len(groups) > 1 else ''}",
+        f"{count} files are {count_nouns(len(groups), 'recording')}",
         f"joined {'by the group recording' if is_stated else 'since each holds other channels'}: "
         f"{list_first(listed, SHOWN)}",
         "" if is_stated else hint,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
 
 from bitimely_core.recordings.mapping import strip_suffix
+from bitimely_core.types import find_only
 
 # words in the names of label files, and in those of recordings, that do not tell which recording
 LABEL_WORD = re.compile(
@@ -58,7 +59,7 @@ class LabelNames:
             for owners in self._list_owners(place, stem, tokens, core):
                 others = [rel for rel in owners if rel != file]
                 if others:
-                    return others[0] if len(others) == 1 else ""
+                    return find_only(others, "")
         inside = [rel for rel in self.folders.get(folder, ()) if rel != file]
         return inside[0] if not core and len(inside) == 1 else ""
 

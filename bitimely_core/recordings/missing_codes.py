@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bitimely_core.errors import Finding, Reason, input_warning, safe_text
+from bitimely_core.types import count_nouns
 
 # numbers that programs write, and the ends of the ranges of converters
 CODES = (
@@ -55,7 +56,7 @@ def drop_codes(values: np.ndarray, names: Sequence[str]) -> list[Finding]:
     findings: list[Finding] = []
     for column, name in zip(values.T, names, strict=True):
         finite = column[np.isfinite(column)]
-        for code in [*_find_far(finite), *_find_apart(finite, name)]:
+        for code in [*_find_far(finite), *_find_vital_codes(finite, name)]:
             places = column == code
             column[places] = np.nan
             others = column[np.isfinite(column)]
@@ -74,7 +75,7 @@ def _find_far(values: np.ndarray) -> list[float]:
     return [code for code in far if np.count_nonzero(values == code) > 1]
 
 
-def _find_apart(values: np.ndarray, name: str) -> list[float]:
+def _find_vital_codes(values: np.ndarray, name: str) -> list[float]:
     """The codes of a vital sign among its values."""
     sign = next((sign for sign in VITAL_SIGNS if sign.name.search(name.replace("_", " "))), None)
     if sign is None:
@@ -89,11 +90,9 @@ def _find_apart(values: np.ndarray, name: str) -> list[float]:
 
 def _report_code(name: str, code: float, count: int, others: np.ndarray) -> Finding:
     span = f"others {others.min():g} to {others.max():g}"
-    values = "value" if count == 1 else "values"
-    verb = "is" if count == 1 else "are"
     return input_warning(
         Reason.MISSING_VALUES,
-        f"{count} {values} of {safe_text(name)} {verb} {code:g}, {span}",
+        f"{count_nouns(count, 'value')} of {safe_text(name)} at {code:g}, {span}",
         "taken for missing",
         "If they are measured, write missing = [] in [[files]] of --map",
         count=count,

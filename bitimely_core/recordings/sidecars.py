@@ -21,6 +21,7 @@ from bitimely_core.recordings.arrays import RATE_WORDS
 from bitimely_core.recordings.folder_tables import PARTICIPANTS, is_missing
 from bitimely_core.recordings.mapping import ChannelFacts, LabelFile, strip_suffix
 from bitimely_core.system_errors import raise_system_error
+from bitimely_core.types import find_only
 
 BIDS_FILES = (PARTICIPANTS, "dataset_description.json")
 
@@ -149,7 +150,7 @@ def _find_rate(content: Mapping[str, object]) -> float | None:
     """Hz, where a description states one rate, under any of its names."""
     numbers = [value for key, value in content.items() if key.lower() in RATE_WORDS]
     rates = {float(n) for n in numbers if isinstance(n, int | float) and not find_rate_fault(n)}
-    return rates.pop() if len(rates) == 1 else None
+    return find_only(rates, None)
 
 
 def _read_header(content: Mapping[str, object], name: str) -> tuple[str, str]:

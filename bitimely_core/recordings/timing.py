@@ -9,6 +9,7 @@ import numpy as np
 
 from bitimely_core.errors import Finding, Reason, input_error, input_warning
 from bitimely_core.formats.clocks import DAY, NEAR, UNITS, find_breaks, measure_even_step
+from bitimely_core.types import count_nouns
 
 HOUR, HALF_DAY = 3600.0, DAY / 2  # seconds
 COUNTERS = (1 << 16, 1 << 24, 1 << 31, 1 << 32)
@@ -266,8 +267,8 @@ def _report_gaps(
         for before, following in pairwise(stretches)
     ]
     lost = round(sum(lengths) * rate)
-    what = "gaps" if gaps > 1 else "gap"
-    problem = f"{gaps} {what} in time, {sum(lengths):.6g} s in all ({lost} rows at {rate:g} Hz)"
+    extent = f"{sum(lengths):.6g} s in all ({lost} rows at {rate:g} Hz)"
+    problem = f"{count_nouns(gaps, 'gap')} in time, {extent}"
     action = "kept as segments at their true times"
     findings.append(input_warning(Reason.DISCONTINUOUS, problem, action, count=gaps))
 

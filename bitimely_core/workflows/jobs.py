@@ -50,7 +50,7 @@ from bitimely_core.tokens.sequences import HISTORIES, EventSequences
 from bitimely_core.tokens.sets import TokenSet
 from bitimely_core.train import tuning
 from bitimely_core.train.state import LOWEST_LOSS, Criterion
-from bitimely_core.types import Batches
+from bitimely_core.types import Batches, count_nouns
 from bitimely_core.workflows.calibrate import CALIBRATION, calibrate_on_validation
 from bitimely_core.workflows.prepare import Execution, hides_counts
 
@@ -576,9 +576,8 @@ def _list_window_notices(windows: Windows, settings: Settings) -> list[str]:
         )
     if not len(windows["test"]):
         subjects, unit = len(set(train.subjects())), windows.subject_unit
-        plural = "s" if subjects != 1 else ""
         notices.append(
-            f"{name}: no test scores: {subjects} {unit}{plural}, a test split needs at least 3."
+            f"{name}: no test scores: {count_nouns(subjects, unit)}, a test split needs at least 3."
         )
     present = sum(map(bool, count_labels(train).values()))
     if windows.task == "classification" and present < 2:

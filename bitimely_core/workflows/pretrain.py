@@ -29,7 +29,7 @@ from bitimely_core.store.records import check_result, has_result
 from bitimely_core.store.workspace import locate, locate_new, name_run
 from bitimely_core.tokens.drawing import limit_windows
 from bitimely_core.train import tuning
-from bitimely_core.types import Batches
+from bitimely_core.types import Batches, count_nouns
 from bitimely_core.workflows import hub
 from bitimely_core.workflows.jobs import (
     Flags,
@@ -342,7 +342,7 @@ def _require_batch_rows(settings: Settings, parts: int) -> int:
     rows = settings.objective.least_rows
     if rows > 1 and settings.train.batch_size < rows * parts:
         raise usage_error(
-            f"{settings.train.batch_size} windows in {parts} part{'s' if parts > 1 else ''}",
+            f"{settings.train.batch_size} windows in {count_nouns(parts, 'part')}",
             f"{settings.objective.name} compares windows with each other: "
             f"expected at least {rows} in each part",
             f"Use --batch-size {rows * parts} or more",

@@ -12,6 +12,7 @@ from bitimely_core.claims.sources.columns import find_table, open_table
 from bitimely_core.claims.sources.source_options import check_options as check_layout_options
 from bitimely_core.errors import UserError, check_choice
 from bitimely_core.formats.source import Source
+from bitimely_core.types import find_only
 
 __all__ = ["SOURCES", "ClaimsSource", "read_source"]
 
@@ -41,7 +42,7 @@ def recognize_layout(source: Source) -> str:
     layouts = _match_layouts(source)
     if layouts == ["mimic4", "mimic3"]:
         return "mimic4" if _has_anchor_year(source) else "mimic3"
-    return layouts[0] if len(layouts) == 1 else ""
+    return find_only(layouts, "")
 
 
 def _match_layouts(source: Source) -> list[str]:

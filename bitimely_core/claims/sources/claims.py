@@ -409,13 +409,10 @@ def _find_columns(request: _Request, file: str, meanings: Mapping[str, str]) -> 
     has_certainty = "certainty" in request.renamed or find_names(
         names, accepted.events["certainty"]
     )
-    return _Columns(
-        wide=wide,
-        pairs=pairs,
-        parts=() if pairs else accepted.find_date_parts(names),
-        versions=_find_versions(request, file, wide, meanings) if meanings else (),
-        certainties=() if has_certainty else find_certainties(names, wide),
-    )
+    parts = () if pairs else accepted.find_date_parts(names)
+    versions = _find_versions(request, file, wide, meanings) if meanings else ()
+    certainties = () if has_certainty else find_certainties(names, wide)
+    return _Columns(wide, pairs, parts, versions, certainties)
 
 
 def _find_form(options: ClaimsOptions, table: OpenTable, columns: _Columns) -> str:

@@ -12,6 +12,7 @@ import polars as pl
 
 from bitimely_core.claims.sources import words
 from bitimely_core.errors import Finding, Reason, input_warning, safe_text
+from bitimely_core.types import find_only
 
 PARTS = words.WORDS["date_parts"]
 # words of facts of subjects, whose dates are not those of claims
@@ -36,7 +37,7 @@ def find_date_parts(names: Sequence[str]) -> tuple[str, ...]:
             groups.setdefault(common, {}).setdefault(part, name)
     splits = [_choose_split(parts) for parts in groups.values()]
     dates = list(filter(None, splits))
-    return dates[0] if len(dates) == 1 else ()
+    return find_only(dates, ())
 
 
 def _choose_split(parts: Mapping[str, str]) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, 
 from bitimely_core.formats import tables
 from bitimely_core.formats.sniffer import find_delimiter
 from bitimely_core.formats.source import Source
-from bitimely_core.types import group_by
+from bitimely_core.types import find_only, group_by
 
 CLAIMS_NAME = re.compile(r"claims(?![a-z]).*")
 PART_NAME = re.compile(r"(part|data)[-_]?\d.*")  # of a table that was written in parts
@@ -164,7 +164,7 @@ def _find_kind(file: str) -> str:
     stated = {
         KIND_WORDS[word] for word in re.split(r"[\W\d_]+", file.lower()) if word in KIND_WORDS
     }
-    return stated.pop() if len(stated) == 1 else ""
+    return find_only(stated, "")
 
 
 def find_plain_files(source: Source, accepted: AcceptedNames) -> PlainFiles:
@@ -185,7 +185,7 @@ def find_plain_files(source: Source, accepted: AcceptedNames) -> PlainFiles:
     deaths = deaths or _filter_tables(accepted.has_deaths, beside)
     for files in (claims, periods, patients, labels, deaths):
         _refuse_copies(files)
-    _refuse_apart(claims, beside, source, accepted)
+    _refuse_unjoined_tables(claims, beside, source, accepted)
     if not claims:
         _refuse_other_formats(source)
         raise input_error(
@@ -260,7 +260,7 @@ def cut_number(path: str) -> str:
     return re.sub(r"[\W\d_]+$", "", name_table(path))
 
 
-def _refuse_apart(
+def _refuse_unjoined_tables(
     claims: Sequence[str],
     beside: Mapping[str, Sequence[str]],
     source: Source,

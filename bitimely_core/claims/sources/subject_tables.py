@@ -24,7 +24,7 @@ from bitimely_core.claims.sources.columns import (
 )
 from bitimely_core.claims.sources.source_table import OpenTable, count_dropped
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
-from bitimely_core.types import SourceRows
+from bitimely_core.types import SourceRows, find_only
 
 SEX_NUMBERS = {"unknown": 0, "male": 1, "female": 2}
 SEXES = {word: SEX_NUMBERS[sex] for word, sex in words.index_words("sexes").items()}
@@ -291,7 +291,7 @@ def parse_sex(text: str) -> int | None:
         return SEXES[text]
     numbers = set(map(SEXES.get, re.findall(r"\w+", text)))
     sure = numbers - {SEX_NUMBERS["unknown"]}
-    return sure.pop() if len(sure) == 1 else None
+    return find_only(sure, None)
 
 
 def parse_labels(
