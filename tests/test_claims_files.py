@@ -7,6 +7,7 @@ made from the control and compared with it, or with pandas and pyreadstat.
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import sys
 from collections import Counter
@@ -637,8 +638,15 @@ WIDE_NAMES = {
 }
 
 
-@pytest.mark.parametrize("name", WIDE_NAMES)
-@pytest.mark.parametrize("main", ["principal_dx", "HDIA", "PRNCPAL_DGNS_CD"])
+@pytest.mark.parametrize(
+    ("name", "main"),
+    [
+        *zip(
+            WIDE_NAMES, itertools.cycle(["principal_dx", "HDIA", "PRNCPAL_DGNS_CD"]), strict=False
+        ),
+        ("medicare", "HDIA"),
+    ],
+)
 def test_a_main_diagnosis_beside_numbered_ones_is_named(
     ingest: Ingest, raw: Path, name: str, main: str
 ) -> None:

@@ -190,7 +190,10 @@ def test_list_answers_for_every_kind(
     [
         ["ingest", "synthetic"],
         ["tokenize", "synthetic"],
-        ["pretrain", "--preset", "tiny", "--data", "synthetic/staging", "--run", "never"],
+        pytest.param(
+            ["pretrain", "--preset", "tiny", "--data", "synthetic/staging", "--run", "never"],
+            marks=pytest.mark.slow,
+        ),
         ["finetune", "plain", "--data", small.VIEW, "--run", "never"],
         ["evaluate", "tuned"],
         ["embed", "plain", "--data", small.VIEW],

@@ -823,6 +823,7 @@ def test_only_a_training_waits_for_other_processes(
     assert built == ["a", "b"]  # refused before the minutes that windows take
 
 
+@pytest.mark.slow
 def test_devices_that_a_launcher_overrules_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

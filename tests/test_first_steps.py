@@ -56,11 +56,13 @@ def test_columns_that_do_not_fit_are_named() -> None:
     [
         ("ingest sl", ["sleep-edf"]),
         ("tokenize ptb-xl/m", ["ptb-xl/multilabel"]),
-        ("pretrain --model ti", ["timelygpt", "timelybert", "timesnet"]),
-        ("pretrain --precision b", ["bf16"]),
-        ("analyze sal", ["saliency"]),
-        ("run zo", ["zoo"]),
-        ("list pre", ["pretrained", "presets"]),
+        pytest.param(
+            "pretrain --model ti", ["timelygpt", "timelybert", "timesnet"], marks=pytest.mark.slow
+        ),
+        pytest.param("pretrain --precision b", ["bf16"], marks=pytest.mark.slow),
+        pytest.param("analyze sal", ["saliency"], marks=pytest.mark.slow),
+        pytest.param("run zo", ["zoo"], marks=pytest.mark.slow),
+        pytest.param("list pre", ["pretrained", "presets"], marks=pytest.mark.slow),
         ("evaluate night", ["night-1"]),
         ("evaluate unknown", []),
     ],

@@ -60,7 +60,9 @@ def cases():
         for options in EVERY + CODES + ([] if attention else RETENTION):
             if name == "timelybert" and "xpos_scale" in options:
                 continue
-            yield name, options
+            # the other stacks have the same layers
+            is_quick = name == "bitimelygpt" or not options
+            yield pytest.param(name, options, marks=[] if is_quick else pytest.mark.slow)
 
 
 @pytest.mark.parametrize("objective", NAMES)

@@ -220,7 +220,11 @@ def test_models_of_irregular_times_read_the_times(cached: Path, name: str) -> No
 
 @pytest.mark.parametrize(
     ("model", "view"),
-    [("mtand", "mortality"), ("gru-d", "mortality"), ("bitimelygpt", "mortality-grid")],
+    [
+        ("gru-d", "mortality"),
+        pytest.param("mtand", "mortality", marks=pytest.mark.slow),
+        pytest.param("bitimelygpt", "mortality-grid", marks=pytest.mark.slow),
+    ],
 )
 def test_new_stays_are_predicted_as_they_are_scored(
     tmp_path: Path, cached: Path, model: str, view: str

@@ -8,6 +8,7 @@ import pytest
 import style
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", style.BOUNDS, ids=lambda bound: bound.figure)
 def test_figures_stay_within_their_bounds(bound: style.Bound) -> None:
     value = style.measure(bound.figure)

@@ -124,7 +124,7 @@ def test_missing_values_are_nan_and_models_mask_them(task: str) -> None:
             torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_workers_give_the_rows_in_the_order_of_the_seed(windows: Any, method: str) -> None:
     train = windows["train"]

@@ -83,7 +83,7 @@ def test_usage_errors_are_objects_under_json(
     "argv",
     [
         ["ingest", "synthetic"], ["ingest", "synthetic-claims"], ["ingest", "pophr", "{raw}", "--phecode-map", "{raw}/claims.csv"], ["ingest", "generic", "{raw}"],
-        ["tokenize", "synthetic"], ["tokenize", "synthetic-claims"], ["pretrain"], ["finetune", "tiny"], ["evaluate", "tiny"], ["embed", "tiny"], ["predict", "tiny", "{raw}"],
+        ["tokenize", "synthetic"], pytest.param(["tokenize", "synthetic-claims"], marks=pytest.mark.slow), pytest.param(["pretrain"], marks=pytest.mark.slow), ["finetune", "tiny"], ["evaluate", "tiny"], ["embed", "tiny"], ["predict", "tiny", "{raw}"],
         ["analyze", "leakage"], ["analyze", "svd", "tiny"], ["report", "tiny"], ["run", "smoke"], ["demo"], ["reproduce", "tiny"], ["export", "tiny"],
     ],
     ids=" ".join,

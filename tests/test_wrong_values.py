@@ -62,7 +62,7 @@ WRONG = [
     ),
     *("FOLDER", "FILE", "FOLDER/absent/x"),
 ]
-SAMPLE = 2  # values an option in the fast suite; all of them in `make test-long`
+SAMPLE = 1  # values an option in the fast suite; all of them in `make test-long`
 SLOW = 4.0  # CPU seconds of one refusal, the first import of the libraries among them
 WORK = {  # verb -> a command line that is right, and does nothing
     "ingest": ["ingest", "pophr", "CLAIMS", "--phecode-map", "FILE", "--dry-run"],
@@ -214,7 +214,7 @@ def test_no_value_of_an_option_is_a_fault_of_the_program(
     assert list(sweep(place, verb, list_parameters(verb), sample)) == []
 
 
-@pytest.mark.parametrize("sample", [1, pytest.param(None, marks=pytest.mark.long)])
+@pytest.mark.parametrize("sample", [SAMPLE, pytest.param(None, marks=pytest.mark.long)])
 def test_no_value_of_a_setting_is_a_fault_of_the_program(
     sample: int | None, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
