@@ -475,7 +475,7 @@ class FinetuneConfig(Section):
         (),
         description="Augmentations of training windows, separated by commas, applied in this "
         "order, see: bitimely list augmentations. default: stretch,gain where the label is a rate "
-        "or a duration, gain,noise for classes, else none.",
+        "or a duration, gain for classes, else none.",
         json_schema_extra={"metavar": "NAME,NAME...|default|none"},
     )
     class_weights: Literal["none", "balanced"] = Field(

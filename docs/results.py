@@ -129,6 +129,9 @@ FAMILIES = {
         'bitimely run models --only "strict 0.1" --only "scratch 0.1" '
         '--only "scratch 1.0 epilepsy/five" --only "resnet 1.0 epilepsy/five" --only "resnet 0.1" --only "masked 0.1" -w W',
     ),
+    "models-augmented-families": (
+        'bitimely run models-augmented --only "strict 0.1" --only "scratch 0.1" --only "resnet 0.1" -w W',
+    ),
 }
 DESCRIPTIVE = "open-descriptive"  # the section of the differences without verdicts
 

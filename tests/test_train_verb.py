@@ -107,13 +107,13 @@ def test_a_budget_in_minutes(home, capsys):
 
 
 def test_the_run_names_its_augmentations_and_choice(home, capsys):
-    """Classes have gain and noise by default; few validation people do not choose the weights."""
+    """Classes have gain by default; few validation people do not choose the weights."""
     record = load_record(home, "resnet-staging")
-    assert record.settings.finetune.augment == ("gain", "noise")
+    assert record.settings.finetune.augment == ("gain",)
     assert record.settings.train.checkpoint == record.checkpoint.choice == "last"
     assert any("too few to choose the best" in notice for notice in record.notices)
     page = (home / "runs" / "resnet-staging" / "report.html").read_text()
-    assert "gain, noise" in page
+    assert "gain" in page
     words = ["train", *VIEW, *SMALL, "--run", "other", "--augment", "stretch,mixup"]
     words += ["--set", "finetune.class_weights=balanced", "--set", "train.ema=0.9"]
     assert call(capsys, home, *words)[0] == 0

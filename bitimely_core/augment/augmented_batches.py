@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from bitimely_core.tokens import Windows
 
 STREAM = 0x417567  # tells these random numbers from others of the same seed
-DEFAULTS = {  # by what stretching does to the labels, else by the task; none for others
+# By what stretching does to the labels, else by the task; none for others. White noise is not among
+# them: it fills the bands of a spectrum that a filter has emptied (docs/results.md).
+DEFAULTS = {
     "rate": ("stretch", "gain"),
     "duration": ("stretch", "gain"),
-    "classification": ("gain", "noise"),
-    "multilabel": ("gain", "noise"),
+    "classification": ("gain",),
+    "multilabel": ("gain",),
 }
 
 
