@@ -213,6 +213,8 @@ def clock_text(step: timedelta, form: str) -> str:
         "%Y-%m-%d %H:%M:%S.%f",
         "%Y-%m-%dT%H:%M:%S.%fZ",
         "%Y-%m-%dT%H:%M:%S.%f+01:00",
+        "%Y-%m-%d %H:%M:%S.%f CET",
+        "%Y-%m-%d %H:%M:%S.%f+0100 [Europe/Berlin]",
         "%d.%m.%Y %H:%M:%S,%f",
         "%m/%d/%Y %I:%M:%S.%f %p",
         "%d-%b-%Y %H:%M:%S.%f",
@@ -224,7 +226,7 @@ def test_date_times_are_clocks_over_midnight(tmp_path: Path, form: str) -> None:
     text = text.replace("Zeit;x", "Datum;Zeit;x") if ";" in form else text
     record = read(tmp_path, "a.csv", text)
     assert [(s.rate, len(s.samples)) for s in record.signals] == [(125.0, ROWS)]
-    begin = datetime(2016, 11, 24, 23, 59, 59) - timedelta(hours=form.endswith("+01:00"))
+    begin = datetime(2016, 11, 24, 23, 59, 59)
     assert record.start_time == begin.isoformat()
     assert "2016" not in messages(tmp_path)
 
@@ -239,6 +241,43 @@ def test_times_of_day_pass_midnight(
     record = read(tmp_path, "a.csv", clock_text(step, form))
     assert [(s.rate, len(s.samples)) for s in record.signals] == [(rate, ROWS)]
     assert record.start_time is None
+
+
+@pytest.mark.parametrize(
+    ("header", "step", "rate"),
+    [
+        ("time [s/256]", 1, 256.0),
+        ("time (1/1024 s)", 4, 256.0),
+        ("t [10 ms]", 1, 100.0),
+        ("Time (x10 ms)", 2, 50.0),
+    ],
+)
+def test_a_clock_may_count_parts_of_a_unit(
+    tmp_path: Path, header: str, step: int, rate: float
+) -> None:
+    text = lines(f"{header},ECG\n", lambda i, v: f"{35600000000 + i * step},{v}")
+    (signal,) = read(tmp_path, "a.csv", text).signals
+    assert (signal.channel, signal.rate) == ("ECG", rate)
+
+
+@pytest.mark.parametrize("clock", ["2024-10-26T23:30:{s}+02:00", "{unix}"])
+def test_labels_are_of_the_civil_time_where_a_table_states_its_zone(
+    tmp_path: Path, clock: str
+) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    begin = 1729978200  # of 23:30 in Berlin
+    times = [clock.format(s=f"{i:02d}", unix=begin + i) for i in range(60)]
+    (raw / "a.csv").write_text("time,HR\n" + "".join(f"{t},{i}\n" for i, t in enumerate(times)))
+    hour = 23 if "T" in clock else 21
+    (raw / "a_labels.csv").write_text(
+        f"start,stage\n2024-10-26 {hour}:30:00,N2\n2024-10-26 {hour}:30:30,W\n"
+    )
+    report = ingest("generic", raw, tmp_path / "cache")
+    (record,) = open_cache(tmp_path / "cache").records()
+    assert [(note.onset, note.label) for note in record.annotations] == [(0.0, "N2"), (30.0, "W")]
+    said = [reason for unit in report["units"] for reason in unit["reasons"]]
+    assert any(reason["code"] == "start_mismatch" for reason in said) == ("T" not in clock)
 
 
 NUMBERED: dict[str, tuple[str, Callable[[int], str]]] = {  # steps of 0.5 s from 2021-03-04 on
@@ -338,7 +377,7 @@ def test_whole_numbers_beside_dates_with_a_zone_keep_their_column(
     record = read(tmp_path, "a.csv", text)
     (signal,) = record.signals
     assert (signal.channel, signal.rate) == ("Heart Rate", 1.0)
-    assert record.start_time == f"2023-05-01T{10 if zone == 'Z' else 9:02d}:00:00"
+    assert record.start_time == "2023-05-01T10:00:00"
     np.testing.assert_array_equal(signal.samples, 60 + np.arange(ROWS) % 9)
 
 
@@ -781,7 +820,10 @@ FORMS = {
     "GENEActiv": (
         "left.csv",
         lines(
-            "Device Type,GENEActiv\nMeasurement Frequency,50.0 Hz\n" + "Field,x\n" * 98,
+            "Device Type,GENEActiv\n"
+            + "\n" * 9
+            + "Measurement Frequency,50 Hz\n"
+            + "Field,x\n" * 89,
             lambda i, v: (
                 f"2013-06-01 10:00:{i // 50:02d}:{i % 50 * 20:03d},{v},{-v},1,{i % 3},0,25.4"
             ),

@@ -37,6 +37,8 @@ SLOWEST, FASTEST = 0.01, 50_000.0  # Hz, plausible
 SLOWEST_STATED = 1e-5  # Hz, where the unit is stated: a value a day
 USUAL = (1.0, 2500.0)  # Hz, of a regular clock
 USUAL_IRREGULAR = (1e-4, 20.0)  # Hz, of observations at irregular times
+# a part or a multiple of a unit, such as `s/256`, `1/1024 s`, `x10 ms`
+SCALED = re.compile(r"(?:x ?)?(\d+(?:\.\d+)?)(?: ?/ ?(\d+))? ?([^\W\d]+)|([^\W\d]+) ?/ ?(\d+)")
 EPOCH_STEP = 30.0  # steps of 30, 60, 300 ... are seconds between epochs, not milliseconds
 UNIX = (1e9, 2.5e9)  # unix seconds of the years 2001 to 2049
 YEARS = range(1950, 2101)
@@ -60,7 +62,8 @@ DATE = re.compile(
     r"|\d{1,2}[- ][A-Za-z]{3,9}[- ](?:\d{4}|\d{2})|[A-Za-z]{3,9} \d{1,2},? \d{4}"
     r"|\d{8}(?=[T ]\d{6}))"
 )
-ZONE = r"(?: ?(?:Z|UTC|GMT|[+-]\d{2}:?\d{2}))?"
+ZONES: dict[str, str] = WORDS["zones"]  # abbreviation -> offset
+ZONE = rf"(?: ?(?:{'|'.join(ZONES)}|[+-]\d{{2}}:?\d{{2}}))?(?: ?\[[A-Za-z_]+(?:/[A-Za-z_]+)*\])?"
 DATE_TIME = re.compile(
     rf"{DATE.pattern}(?:[T ]+(?:{TIME_TEXT}|\d{{6}}(?:[.,]\d+)?)(?: ?[AaPp]\.?[Mm]\.?)?{ZONE})?"
 )
@@ -81,7 +84,8 @@ class Times(NamedTuple):
 
     seconds: np.ndarray  # [rows] after the first row that has a time, NaN where a row has none
     origin: float  # seconds on the file's own clock of that first row; 0.0 for date-times
-    start: datetime | None  # of that row, where the clock is absolute
+    # of that row, where the clock is absolute: the civil time, where the zone is stated
+    start: datetime | None
 
 
 # --- what a header says
@@ -107,13 +111,29 @@ def is_index_name(header: str) -> bool:
 
 def read_header_unit(header: str, unit_text: str = "") -> str:
     """The unit that the header of a clock states, in brackets or as its last word; "": none."""
-    stated = UNIT_OF_WORD.get(unit_text.strip().lower())
+    brackets = re.search(r"\(([^()]+)\)\s*$", header)
+    text = (unit_text or (brackets[1] if brackets else "")).strip().lower()
+    stated = text if np.isfinite(measure_scaled(text)) else UNIT_OF_WORD.get(text)
     words = split_words(header)
     units = [word for word in words if word in UNIT_OF_WORD]
     if stated or not units:
         return stated or ""
     is_certain = any(len(word) > 1 or word == "s" for word in units)
     return UNIT_OF_WORD[units[-1]] if is_certain or units[-1] == words[-1] else ""
+
+
+def measure_unit(unit: str) -> float:
+    """Seconds of a unit of `UNITS`, or of a part or a multiple of one; NaN: it is none."""
+    return UNITS.get(unit, measure_scaled(unit))
+
+
+def measure_scaled(text: str) -> float:
+    """Seconds of a part or a multiple of a unit, such as `s/256` and `10 ms`; NaN: it is none."""
+    match = SCALED.fullmatch(text)
+    count, parts, word, divided, divisor = match.groups() if match else (None,) * 5
+    unit = UNITS.get(UNIT_OF_WORD.get(word or divided or "", ""))
+    share = float(divisor or parts or 1)
+    return float(count or 1) * unit / share if unit and share else float("nan")
 
 
 # --- the unit of a column of numbers
@@ -132,7 +152,7 @@ def choose_unit(header: str, unit_text: str, values: np.ndarray, stated: str = "
         return UnitChoice(stated, "as the map states")
     step = measure_step(values)
     named = read_header_unit(header, unit_text)
-    if named == "samples" or (named and is_plausible(step, UNITS[named], SLOWEST_STATED)):
+    if named == "samples" or (named and is_plausible(step, measure_unit(named), SLOWEST_STATED)):
         return UnitChoice(named, "by its header")
     calendar = _find_calendar_unit(values, step, named)
     if calendar is not None:
@@ -321,19 +341,27 @@ def _find_date_form(texts: Sequence[str]) -> str:
 def _normalise_texts(cells: pl.Series) -> pl.Series:
     """Date-times with a point before fractions, one blank between date, time and zone, and AM."""
     return (
-        cells.str.strip_chars()
+        _write_offsets(cells.str.strip_chars())
         .str.replace(TIME_DATE.pattern, "$2 $1")
         .str.replace_all(",", ".", literal=True)
         .str.replace(r"^([A-Za-z]{3,9} \d{1,2})\.", "$1")
         .str.replace(r"(\d)T(\d)", "$1 $2")
         .str.replace(r"(:\d\d):(\d+)", "${1}:$2")
         .str.replace(r"(\d\d:\d\d:\d\d):(\d+)", "$1.$2")
-        .str.replace(r" ?(?:Z|UTC|GMT)$", " +0000")
         .str.replace(r"(:\d\d(?:\.\d+)?|\d{6}(?:\.\d+)?) ?([+-]\d\d):?(\d\d)$", "$1 $2$3")
         .str.replace(r"(?i) ?([ap])\.?m\.?", " ${1}M")
         .str.replace(" aM", " AM", literal=True)
         .str.replace(" pM", " PM", literal=True)
     )
+
+
+def _write_offsets(cells: pl.Series) -> pl.Series:
+    """Date-times whose zone is an offset, where it is a letter, an abbreviation or a place."""
+    cells = cells.str.replace(r" ?\[[A-Za-z_/]+\]$", "")  # the offset stands before a place
+    for word in cells.str.extract(r"([A-Z]+)$").unique().drop_nulls():
+        if word in ZONES:
+            cells = cells.str.replace(f" ?{word}$", f" {ZONES[word]}")
+    return cells
 
 
 def parse_texts(cells: pl.Series, form: str) -> Times | int:
@@ -350,7 +378,8 @@ def parse_texts(cells: pl.Series, form: str) -> Times | int:
         if is_half:
             texts = "2000-01-01 " + texts
         pattern = "%Y-%m-%d %I:%M:%S%.f %p" if is_half else form
-        seconds = _parse_dates(_normalise_texts(texts), pattern)
+        texts = _normalise_texts(texts)
+        seconds = _parse_dates(texts, pattern)
     wrong = np.isnan(seconds) & texts.is_not_null().to_numpy()
     if wrong.any():
         return int(wrong.argmax())
@@ -360,8 +389,14 @@ def parse_texts(cells: pl.Series, form: str) -> Times | int:
     first = float(filled[0])
     if form.startswith("elapsed") or form == "half-day":
         return Times(pass_midnight(seconds) - first, 0.0 if form == "half-day" else first, None)
+    zone = _read_zone(texts[int(np.isfinite(seconds).argmax())]) if "%z" in form else 0.0
     # whole microseconds: float64 holds those of this century
-    return Times(np.round(seconds - first, 6), 0.0, _make_moment(first))
+    return Times(np.round(seconds - first, 6), 0.0, _make_moment(first + zone))
+
+
+def _read_zone(text: str) -> float:
+    """Seconds from UTC to the civil time of a date-time that ends with its zone, such as +0100."""
+    return float(f"{text[-5]}1") * (3600 * int(text[-4:-2]) + 60 * int(text[-2:]))
 
 
 def _parse_dates(texts: pl.Series, form: str) -> np.ndarray:
@@ -416,8 +451,8 @@ def _make_moment(seconds: float) -> datetime:
 
 
 def scale_numbers(values: np.ndarray, unit: str) -> Times:
-    """Times in a unit of `UNITS`, or numbers of samples."""
-    seconds = UNITS.get(unit, 1.0)
+    """Times in a unit, or numbers of samples."""
+    seconds = 1.0 if unit in {"", "samples"} else measure_unit(unit)
     filled = values[np.isfinite(values)]
     if not filled.size:
         return Times(values, 0.0, None)

@@ -99,7 +99,7 @@ BEGIN = re.compile(r"\b(?:start|begin|anfang|debut|inicio|inizio)", re.IGNORECAS
 LIGHTS_OFF = re.compile(r"\blights?[ _-]*(?:off|out)\b|\blicht[ _-]*aus\b", re.IGNORECASE)
 SPLITTERS = ("\t", ";", ",", "|", None)  # None: blanks
 
-Clock = Literal["start", "day", "epochs", "samples"]
+Clock = Literal["start", "day", "unix", "epochs", "samples"]
 
 
 class LabelRow(NamedTuple):
@@ -503,7 +503,7 @@ def _place_rows(
         return "a table of labels", "samples", [r._replace(onset=r.onset - first) for r in rows]
     unit = find_unix_unit(rows[0].onset)
     if unit:
-        return "a table of labels", "day", _count_from_midnight(rows, columns, unit)
+        return "a table of labels", "unix", _count_from_midnight(rows, columns, unit)
     return "a table of labels", "start", rows
 
 

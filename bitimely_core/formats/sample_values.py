@@ -288,7 +288,7 @@ def _read_times(
         moment = clocks.scale_numbers(filled[:1], "s").start if is_absolute else None
         return clocks.Times(np.round(seconds - start, 6), 0.0 if moment else start, moment)
     if clock.form == table_facts.INTERVALS:
-        intervals = cells.to_numpy() * clocks.UNITS[clock.unit]
+        intervals = cells.to_numpy() * clocks.measure_unit(clock.unit)
         seconds = np.nancumsum(intervals)
         return clocks.Times(seconds - seconds[0], float(seconds[0]), None)
     if not clock.form:

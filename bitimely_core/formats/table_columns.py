@@ -251,7 +251,7 @@ def _make_clock(
             return None
         choice = clocks.choose_unit(column.header, column.unit, values, unit)
         step, irregular = clocks.measure_clock(values)
-        step *= clocks.UNITS.get(choice.unit, float("nan"))
+        step *= clocks.measure_unit(choice.unit)
         return Clock((place,), choice.unit, "", choice.evidence, choice.others, step, irregular)
     return _make_text_clock(columns, cells, place)
 

@@ -160,7 +160,7 @@ def describe_doubt(facts: TableFacts) -> str:
         return ""
     name = safe_text(facts.columns[clock.places[0]].header or f"column {clock.places[0] + 1}")
     rates = [
-        f"{clocks.UNITS[clock.unit] / clocks.UNITS[unit] / clock.step:.4g} Hz in {unit}"
+        f"{clocks.measure_unit(clock.unit) / clocks.UNITS[unit] / clock.step:.4g} Hz in {unit}"
         for unit in clock.others
     ]
     assumed = f"the times {name} are taken for {clock.unit}, {1 / clock.step:.4g} Hz"

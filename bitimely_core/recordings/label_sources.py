@@ -40,6 +40,7 @@ class RecordingTime(NamedTuple):
     length: float  # seconds
     rate: float  # Hz, of its fastest channel
     origin: float = 0.0  # its beginning by the clock of its own file, seconds
+    is_utc: bool = False  # whether `start` is in UTC, whatever the clocks on the walls
 
 
 class LabelSource(NamedTuple):
@@ -149,7 +150,7 @@ def _find_shift(table: label_files.LabelText, time: RecordingTime) -> float | No
     """
     if table.clock in {"epochs", "samples"}:
         return 0.0
-    if table.clock != "day":
+    if table.clock not in {"day", "unix"}:
         return time.origin
     first = table.rows[0].onset
     if time.start is None:
@@ -228,6 +229,12 @@ def _report_zero(start: datetime) -> Finding:
     return input_warning(Reason.LABEL, problem, "they are counted from its start")
 
 
+def _report_utc() -> Finding:
+    problem = "its times of day are taken for UTC, since the recording counts from 1970"
+    hint = "If they are an hour ahead of UTC, write shift = -3600 in [labels] of the map, and so on"
+    return input_warning(Reason.START_MISMATCH, problem, "they may be hours off", hint)
+
+
 def _read_text(file: LabelFile, time: RecordingTime, rules: LabelRules) -> LabelSource:
     table = label_files.read_label_text(file.path)
     if table is None:
@@ -247,6 +254,8 @@ def _read_text(file: LabelFile, time: RecordingTime, rules: LabelRules) -> Label
         step = label_files.find_step(table.rows)
     elif table.clock == "day" and not shift and time.start:
         findings.append(_report_zero(time.start))
+    elif table.clock == "day" and time.is_utc and not rules.shift:
+        findings.append(_report_utc())
     findings += _report_dropped(table.dropped)
     return LabelSource(
         file.rel,

@@ -518,7 +518,9 @@ def _place_labels(info: RecordingInfo, timed: TimedSignals) -> tuple[RecordingIn
     origin, notes = timed.origin, [*info.notes, *info.numbers]
     last = max((s.onset + len(s.samples) / s.rate for s in timed.signals), default=0.0)
     step = max((1 / signal.rate for signal in timed.signals), default=0.0)
-    if abs(origin) < step or timed.start is not None:
+    if timed.start is not None:
+        return replace(info, is_utc=origin >= clocks.UNIX[0]), []
+    if abs(origin) < step:
         return info, []
     info = replace(info, origin=origin)
     if not any(origin <= note.onset < origin + last for note in notes):

@@ -35,7 +35,8 @@ def make_record(
     with locate_errors(rel):
         selected, triggers = select_channels(signals, info, remarks)
     end = max(signal.onset + len(signal.samples) / signal.rate for signal in selected)
-    time = RecordingTime(start, end, max(signal.rate for signal in selected), info.origin)
+    rate = max(signal.rate for signal in selected)
+    time = RecordingTime(start, end, rate, info.origin, info.is_utc)
     info = replace(info, notes=(*info.notes, *triggers))
     channels = read_stage_channels(signals, info, rel)
     labelled = select_annotations(rel, notes, info, time, remarks, channels)
