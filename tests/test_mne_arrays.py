@@ -285,11 +285,23 @@ def test_names_in_a_header_of_brainvision(folder: Path, named: str) -> None:
         said = str(caught.value.details)
         assert "names the file 'other.eeg', which is not there" in said
         assert "If 'night.eeg' is it, write that name into the header" in said
+        (folder / "other.eeg").write_bytes(values.tobytes())
+        with pytest.raises(UserError) as caught:
+            read_folder(folder)
+        assert "'other.eeg', and 'night.eeg' lies beside it" in str(caught.value.details)
         (folder / "night.vhdr").write_text(HEADER.format("night"), encoding="utf-8")
     record = read_folder(folder, keep_phi=True)["night"]
     np.testing.assert_allclose(record.signals[0].samples, values, rtol=1e-6)
     assert record.signals[0].unit == "uV"
     assert [note.onset for note in record.annotations] == [1.0]
+
+
+def test_samples_of_eeglab_that_are_not_there_are_named(folder: Path) -> None:
+    fields = {"nbchan": 1, "trials": 1, "pnts": 100, "srate": 100.0, "xmin": 0.0, "xmax": 0.99}
+    scipy.io.savemat(folder / "a.set", {"EEG": {**fields, "data": "a.fdt", "chanlocs": []}})
+    with pytest.raises(UserError) as caught:
+        read_folder(folder)
+    assert "Copy 'a.fdt' beside it" in str(caught.value.details)
 
 
 @pytest.mark.parametrize("link", [False, True])

@@ -459,11 +459,14 @@ def test_physiology_of_a_bids_folder_is_read_where_nothing_else_is(
     folder = tmp_path / "raw" / "sub-01" / "func"
     folder.mkdir(parents=True)
     (tmp_path / "raw" / "dataset_description.json").write_text("{}")
-    description = json.dumps({**PHYSIO, "SamplingFrequency": 100.0})
+    description = json.dumps({**PHYSIO, "SamplingFrequency": 100.0, "StartTime": -2.0})
     (tmp_path / "raw" / f"{place}.json").write_text(description)
+    events = "onset\tduration\ttrial_type\n-1.5\t0\tpress\n"
+    (folder / "sub-01_task-rest_events.tsv").write_text(events)
     name = "sub-01/func/sub-01_task-rest_physio.tsv.gz"
     record = read(tmp_path, name, gzip.compress(lines("", lambda i, v: f"{v}\t{i % 2}").encode()))
     assert record.subject_id == "01"
+    assert [(note.onset, note.label) for note in record.annotations] == [(0.5, "press")]
     assert [(s.channel, s.unit, s.rate) for s in record.signals] == [("cardiac", "mV", 100.0)]
     options = WindowOptions.model_construct(
         channels=["cardiac"], rate=100.0, length=1.0, clock=None
@@ -939,6 +942,15 @@ def test_a_vendor_form_is_read(tmp_path: Path, form: str) -> None:
     said = messages(tmp_path)
     assert re.sub(" (in German|with comments)$", "", form) in said
     assert not re.search(r"Doe|MOS2D|\b1980\b", said)  # hashes have digits, too
+
+
+def test_a_table_of_two_devices_loses_no_channel(tmp_path: Path) -> None:
+    device = '"sensor": ["ECG"], "column": ["nSeq", "DI", "ECG"], "sampling rate": 500'
+    head = f'# OpenSignals Text File Format\n# {{"a": {{{device}}}, "b": {{{device}}}}}\n'
+    text = lines(f"{head}# EndOfHeader\n", lambda i, v: f"{i % 16}\t0\t{v}\t{i % 16}\t0\t{-v}\t")
+    values = [s.samples for s in read(tmp_path, "a.txt", text).signals]
+    assert sum(np.array_equal(v, WAVE.astype(np.float32)) for v in values) == 1
+    assert sum(np.array_equal(v, -WAVE.astype(np.float32)) for v in values) == 1
 
 
 def test_every_form_has_a_title_and_a_rate_or_a_clock() -> None:

@@ -41,6 +41,7 @@ USUAL_IRREGULAR = (1e-4, 20.0)  # Hz, of observations at irregular times
 SCALED = re.compile(r"(?:x ?)?(\d+(?:\.\d+)?)(?: ?/ ?(\d+))? ?([^\W\d]+)|([^\W\d]+) ?/ ?(\d+)")
 EPOCH_STEP = 30.0  # steps of 30, 60, 300 ... are seconds between epochs, not milliseconds
 UNIX = (1e9, 2.5e9)  # unix seconds of the years 2001 to 2049
+DATE_NUMBER = (1.99e13, 2.1e13)  # 20240301220000: no count of ms, us or ns of such years
 YEARS = range(1950, 2101)
 # unit -> seconds of its clock at the beginning of 1970: of spreadsheets and of MATLAB, of .NET
 EPOCHS = {"days": (25_569 * 86_400.0, 719_529 * 86_400.0), "ticks": (62_135_596_800.0,)}
@@ -152,6 +153,8 @@ def choose_unit(header: str, unit_text: str, values: np.ndarray, stated: str = "
         return UnitChoice(stated, "as the map states")
     step = measure_step(values)
     named = read_header_unit(header, unit_text)
+    if DATE_NUMBER[0] <= values[0] <= DATE_NUMBER[1]:
+        return UnitChoice("", f"{values[0]:.0f} is a date and a time written as a number")
     if named == "samples" or (named and is_plausible(step, measure_unit(named), SLOWEST_STATED)):
         return UnitChoice(named, "by its header")
     calendar = _find_calendar_unit(values, step, named)

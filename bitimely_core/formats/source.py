@@ -464,8 +464,11 @@ def report_unclaimed(
     claimed = {rel for files in units.values() for rel in files.values()}
     by_ending: dict[str, list[str]] = {}
     for rel in source.files:
-        if rel not in claimed and not layout.fullmatch(PurePosixPath(rel).name):
-            by_ending.setdefault(PurePosixPath(rel).suffix.lower(), []).append(rel)
+        name = PurePosixPath(rel).name
+        if rel not in claimed and not layout.fullmatch(name):
+            known = filter(name.lower().endswith, hints)  # .tsv.gz before .gz
+            ending = next(known, PurePosixPath(rel).suffix.lower())
+            by_ending.setdefault(ending, []).append(rel)
     for ending, files in sorted(by_ending.items()):
         what = "files" if files[1:] else "file"
         how = f"ending in {safe_text(ending)}" if ending else "without an ending"

@@ -88,6 +88,7 @@ LAYOUT = re.compile(
     r"|.*_(events|channels|scans|sessions|electrodes|coordsystem)\.(tsv|json)|.*\.d\d+",
     re.IGNORECASE,
 )
+NO_DATA = re.compile(r"(README|LICENSE).*|.*\.md", re.IGNORECASE)
 LABELS_ALONE = Finding(
     Reason.NO_INPUT,
     "holds no signals, only annotations",
@@ -537,7 +538,8 @@ def _report_unclaimed(
         if find_suffix(rel) == ".mat" and strip_suffix(rel) in stems:
             claimed.add(rel)  # a copy
     units_of = {"": {rel: rel for rel in claimed}}
-    yield from report_unclaimed(source, units_of, LAYOUT, read_advice())
+    layout = LAYOUT if units else NO_DATA
+    yield from report_unclaimed(source, units_of, layout, read_advice())
 
 
 def _report_unmatched(
@@ -687,7 +689,7 @@ def add_descriptions(
     if kind == "table":
         described = describe_table(source, rel)
         rate = described.rate or info.stated_rate
-        info = replace(info, stated_rate=rate, headers=described.headers)
+        info = replace(info, stated_rate=rate, headers=described.headers, origin=described.start)
         files = (*files, *described.files)
     return info, tuple(dict.fromkeys(files))
 

@@ -392,8 +392,10 @@ def _name_rhythm(note: Annotation, labels: Mapping[str, str]) -> Annotation:
     return note._replace(label=name) if note.duration and name in labels else note
 
 
-def _read_bids(file: LabelFile, _: RecordingTime, __: LabelRules) -> LabelSource:
+def _read_bids(file: LabelFile, time: RecordingTime, _: LabelRules) -> LabelSource:
+    """The events of BIDS; physiology may begin before or after the zero of their clock."""
     notes, dropped = read_bids_events(file.path, file.rel, file.levels)
+    notes = [note._replace(onset=note.onset - time.origin) for note in notes]
     return LabelSource(file.rel, notes, findings=_report_dropped(dropped))
 
 

@@ -26,7 +26,7 @@ from bitimely_core.types import find_only
 BIDS_FILES = (PARTICIPANTS, "dataset_description.json")
 
 COLUMNS = ("name", "type", "units", "status")  # of a channels table; the first must be there
-RATE, HEADERS = "SamplingFrequency", "Columns"
+RATE, HEADERS, START = "SamplingFrequency", "Columns", "StartTime"
 MAX_DESCRIPTION = 1 << 20  # bytes
 
 
@@ -109,6 +109,7 @@ class TableDescription(NamedTuple):
     """What the file `X.json` beside a table of samples says of it."""
 
     rate: float | None = None  # Hz
+    start: float = 0.0  # seconds of its first sample on the clock of the events
     headers: tuple[tuple[str, str], ...] = ()  # name and unit of each column
     files: tuple[str, ...] = ()
 
@@ -131,8 +132,9 @@ def describe_table(source: Source, rel: str) -> TableDescription:
         for text in (texts if isinstance(texts, list) else [])
         if isinstance(text, str)
     )
-    rate = _find_rate(content)
-    return TableDescription(rate, headers, (name,) if rate or headers else ())
+    rate, start = _find_rate(content), content.get(START)
+    seconds = float(start) if isinstance(start, int | float) else 0.0
+    return TableDescription(rate, seconds, headers, (name,) if rate or headers else ())
 
 
 def _read_object(source: Source, name: str) -> dict[str, object]:
