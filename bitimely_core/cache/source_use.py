@@ -182,6 +182,7 @@ def _describe_labels(use: SourceUse) -> str:
     where = f"in {use.annotated:,} of {use.recordings:,} recordings"
     if not use.labelled_seconds:
         return f"labels: {use.annotations:,} points in time, {where}"
-    share = use.labelled_seconds / use.seconds if use.seconds else 0.0
+    # a label may last over a gap, which is no part of the time
+    share = min(1.0, use.labelled_seconds / use.seconds) if use.seconds else 0.0
     text = f"{share:.0%}" if share >= 0.01 else "less than 1%"
     return f"labels: {text} of the time has one, {where}"

@@ -51,6 +51,7 @@ ANT_HINT = (
 )
 MATLAB_HINT = "Save it again as version 6: pop_saveset(EEG, 'filename', NAME, 'version', '6')"
 CORRUPT_HINT = "Copy it again, or export it as EDF+ in the program that recorded it"
+SAMPLES_HINT = "its samples and markers lie beside it"
 FIRST_SPLIT = re.compile(r"_split-(0*)1(?=_)")  # of a name of BIDS
 UNNAMED = {"unknown", "boundary"}  # names of mne and of EEGLAB for what is no event
 
@@ -118,14 +119,17 @@ def _correct_names(path: Path, header: str, names: Mapping[str, str]) -> Iterato
 def _find_beside(path: Path, name: str, beside: Mapping[str, str]) -> str:
     """The file that a header means by `name`; `beside`: folded name -> file."""
     wanted = name.replace("$b", path.stem)
+    renamed = beside.get(f"{path.stem}{PurePosixPath(wanted).suffix}".casefold())
+    if renamed and wanted.casefold() in beside and renamed.casefold() != wanted.casefold():
+        problem = f"names the file {safe_text(wanted)}, and {safe_text(renamed)} lies beside it"
+        raise input_error(Reason.HEADER, problem, "expected one", "Write the right name into it")
     if wanted.casefold() in beside:
         return wanted if (path.parent / wanted).exists() else beside[wanted.casefold()]
-    renamed = beside.get(f"{path.stem}{PurePosixPath(wanted).suffix}".casefold())
     hint = f"Copy {safe_text(wanted)} beside it"
     if renamed:
         hint = f"If {safe_text(renamed)} is it, write that name into the header"
     problem = f"names the file {safe_text(wanted)}, which is not there"
-    raise input_error(Reason.NOT_FOUND, problem, "its samples and markers lie beside it", hint)
+    raise input_error(Reason.NOT_FOUND, problem, SAMPLES_HINT, hint)
 
 
 def _make_signals(content: MneContent, stated: Mapping[str, str]) -> list[Signal]:
@@ -184,6 +188,9 @@ def _refuse_content(path: Path, failure: Exception) -> UserError:
     if head.startswith(b"RIFF") and find_suffix(path.name) == ".cnt":
         problem = "is a .cnt of ANT Neuro, and those of Neuroscan are read"
         return input_error(Reason.UNSUPPORTED_FORMAT, problem, hint=ANT_HINT)
+    if isinstance(failure, FileNotFoundError) and find_suffix(path.name) == ".set":
+        hint = f"Copy {safe_text(f'{path.stem}.fdt')} beside it"
+        return input_error(Reason.NOT_FOUND, "names a file that is not there", SAMPLES_HINT, hint)
     if AVERAGES.search(path.name):
         problem = "holds averages of epochs, which are no recording"
         return input_error(Reason.UNSUPPORTED_FORMAT, problem, hint="Give the raw file or epochs")

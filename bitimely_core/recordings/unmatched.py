@@ -15,6 +15,7 @@ PATTERNS = {
     "a folder": r"(?P<subject>[^/]+)/[^/]*$",
     "the beginning of a name": r"(?:^|/)(?P<subject>[^/_-]+)[_-][^/]*$",
 }
+FIRST_FOLDER = r"^(?P<subject>[^/]+)/"
 SHOWN = 5  # names in a message
 
 
@@ -47,7 +48,8 @@ def _propose_match(rels: Sequence[str]) -> str:
             line = f"files = [{{match = '{pattern}'}}]"
             parts = f"'{pattern.replace('subject', 'recording')}' where it is one recording"
             classes = f"'{pattern.replace('subject', 'label')}' where it is a class"
-            return f", such as {line} where {kind} is a person ({parts}, {classes})"
+            first = f", '{FIRST_FOLDER}' where the first one is" if rels[0].count("/") > 1 else ""
+            return f", such as {line} where {kind} is a person{first} ({parts}, {classes})"
     return ""
 
 
