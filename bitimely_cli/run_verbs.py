@@ -612,10 +612,17 @@ def predict(
         lines = [*visible.get("lines", []), f"risks: {visible['out']}"]
     else:
         lines = _show_recordings(visible["recordings"])
-        lines.append(f"{visible['n']} recordings in {visible['out']}")
+        lines.append(f"{_count_predicted(visible['recordings'])} in {visible['out']}")
     lines += [f"report: {visible['report']}", name_next(run, score.workspace)]
     screen.result(made, screen.summarize(visible["notices"], score.workspace) + lines)
     return made["exit_code"]
+
+
+def _count_predicted(recordings: Sequence[Mapping[str, Any]]) -> str:
+    """How many were predicted, and of how many where some were refused."""
+    count = sum(row["status"] == "predicted" for row in recordings)
+    total = f"{len(recordings)} recordings"
+    return total if count == len(recordings) else f"{count} of {total} predicted"
 
 
 def _show_recordings(recordings: Sequence[Mapping[str, Any]]) -> list[str]:

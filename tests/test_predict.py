@@ -225,6 +225,8 @@ def test_one_bad_file_is_named_and_the_others_go_on(
         "refused",
     ]
     assert all(name in err for name in ("bad.edf", "empty.bdf", "absent.edf"))
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert f'href="{found["recordings"][1]["recording"]}/report.html"' in page
     assert call(home, [bad, empty], tmp_path / "none") == 4
     assert call(home, [bad, tmp_path / "absent.edf"], tmp_path / "none") == 4
     assert not (tmp_path / "none").exists()

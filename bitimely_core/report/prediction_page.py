@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from bitimely_core.page import (
     Hypnogram,
     Line,
     LinePlot,
+    Link,
     NightPlot,
     Page,
     PageBuilder,
@@ -318,15 +320,17 @@ def _add_predicted(page: PageBuilder, record: RunRecord, rows: Sequence[Mapping[
     """A line for each recording, of sleep stages with the main endpoints."""
     names = SHOWN_ENDPOINTS if is_staging(record.data[0].class_names) else ()
     caption = (
-        "One row a recording; its page, hypnogram and table are in the folder of that name. "
+        "One row a recording, which leads to its page; its hypnogram and table are beside that. "
         "Prediction: the class of the largest mean probability, with it, or the median value."
     )
     if names:
-        caption += " Times in minutes."
+        caption += " Times in minutes, efficiency in per cent."
     lines, keys = [], ("recording", "windows", "hours", "prediction", "confidence")
     for row in rows:
         endpoints = [row["endpoints"].get(name, {}).get("value") for name in names]
-        lines.append([*(row[key] for key in keys), *endpoints])
+        name = row["recording"]
+        link = Link(name, quote(f"{name}/report.html"))
+        lines.append([link, *(row[key] for key in keys[1:]), *endpoints])
     columns = [*keys[:-1], "mean confidence"]
     columns += [name.replace("_", " ") for name in names]
     page.table("recordings", "Recordings", caption, columns, lines)
