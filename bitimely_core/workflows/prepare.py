@@ -124,6 +124,7 @@ def _open_or_build(data: str, execution: Execution, config: DataConfig) -> Windo
     is_default = config.model_copy(update=NO_WINDOW_OPTIONS) == DataConfig()
     if (folder / "manifest.json").is_file() and is_default:
         return tokens.open_tokens(folder, verify=execution.verify)
+    _require_view(data, folder)
     dataset, view = parse_view(data)
     if execution.dry_run and not (folder / "manifest.json").is_file():
         workspace = make_scratch_workspace(workspace, dataset)
@@ -133,6 +134,26 @@ def _open_or_build(data: str, execution: Execution, config: DataConfig) -> Windo
     execution = execution._replace(force_new=False)
     write_tokens(kind, source, out, {"view": view, **choices.get(kind.section, {})}, execution)
     return tokens.open_tokens(out, verify=False)
+
+
+def _require_view(data: str, folder: Path) -> None:
+    """Raises UserError (incomplete, exit 4) where `data` is the name of tokens that are made from a
+    view, such as those of a run from elsewhere, and they are not in `folder`.
+    """
+    views = (
+        f"{dataset}/{view}"
+        for dataset in registry.datasets
+        for view in registry.datasets[dataset].facts.views
+        if view
+    )
+    if view := next((view for view in views if name_tokens(view) == data), None):
+        raise input_error(
+            Reason.INCOMPLETE,
+            "no tokens there",
+            f"expected those of {view}",
+            f"Run: bitimely tokenize {view}",
+            file=str(folder),
+        )
 
 
 def write_tokens(
