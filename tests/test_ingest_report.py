@@ -22,6 +22,7 @@ from bitimely_core.page import Figure, Page, Table
 from bitimely_core.report import ingest_page, recording_figures
 from bitimely_core.schemas.ingest_records import IngestReport
 from bitimely_core.types import Annotation
+from bitimely_core.workflows.prepare import Execution, prepare_windows
 
 RATE, SECONDS = 200, 120
 HUM = 0.36  # of the power, see `recording`
@@ -302,3 +303,19 @@ def test_real_samples(dataset: str, folder: str, tmp_path: Path) -> None:
         for subject in subjects
         if len(subject) > 3 and re.search(rf"\b{re.escape(subject)}\b", shown)
     ]
+
+
+def test_options_of_a_data_set_are_arguments_and_its_cache_is_in_the_workspace(
+    tmp_path: Path,
+) -> None:
+    plan = workflows.ingest("synthetic", size="night", workspace=tmp_path, dry_run=True)
+    assert plan["dataset"] == "synthetic"
+    with pytest.raises(UserError, match=r"unknown option of synthetic 'sise'.*Did you mean size"):
+        workflows.ingest("synthetic", sise="night", workspace=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_tokens_are_named_with_the_command_that_makes_them(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as fault:
+        prepare_windows("generic-staging", Execution(tmp_path))
+    assert "Run: bitimely tokenize generic/staging" in str(fault.value)

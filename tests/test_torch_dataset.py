@@ -152,6 +152,13 @@ def _skip_seed(generator: torch.Generator) -> torch.Generator:
     return generator
 
 
+def test_a_set_prints_as_one_line() -> None:
+    for name in (SIGNALS, EVENTS):
+        held = bt.open_tokens(small.find_tokens(name))
+        assert repr(held).startswith(f"{type(held).__name__}({held.name!r}: {len(held):,} rows")
+        assert len(repr(held)) < 120
+
+
 def test_events_are_dicts_of_one_length_that_models_read() -> None:
     events = replace(bt.open_tokens(small.find_tokens(EVENTS)), limit=40)
     loader = DataLoader(events["test"], batch_size=3)

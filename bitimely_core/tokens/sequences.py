@@ -50,7 +50,7 @@ MONTH = 30.4375  # days of the clock of sequences: 365.25 / 12 = 487 / 16
 MAX_EVENTS = 254  # events that a model sees: 256 positions with [SOS] and [EOS]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class EventSequences(TokenSet):
     """Code sequences of a claims view, see `TokenSet`. Only the last `limit` events of a subject
     are read, their clock restarted.

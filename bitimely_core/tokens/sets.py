@@ -49,7 +49,7 @@ else:
 Manifest = TypeVar("Manifest", bound=TokenManifest)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class TokenSet(ABC, MapDataset):
     """Training rows of one view, as a map-style data set of torch.
 
@@ -192,6 +192,10 @@ class TokenSet(ABC, MapDataset):
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __repr__(self) -> str:
+        shape = f"{len(self):,} rows of {self.length} x {self.channels}"
+        return f"{type(self).__name__}({self.name!r}: {shape}, {self.task})"
 
     @overload
     def __getitem__(self, key: str | slice) -> Self: ...

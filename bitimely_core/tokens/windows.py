@@ -65,7 +65,7 @@ class UnmappedWindows:
         return window
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Windows(TokenSet):
     """Windows of a biosignal view, see `TokenSet`."""
 

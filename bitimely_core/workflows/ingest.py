@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from bitimely_core import cache, registry
 from bitimely_core.cache import open_cache
 from bitimely_core.cache.ingest_run import REPORT
-from bitimely_core.errors import Exit, Finding, Reason, UserError
+from bitimely_core.errors import Exit, Finding, Reason, UserError, check_choice
 from bitimely_core.privacy import EXACT
 from bitimely_core.registry import Choices
 from bitimely_core.store import storage
 from bitimely_core.store.records import write_results
-from bitimely_core.store.workspace import find_data_kind
+from bitimely_core.store.workspace import find_data_kind, locate_new
 from bitimely_core.tokens.open_views import suggest_view
 from bitimely_core.workflows.prepare import ingest_cache
 from bitimely_core.workflows.tokenize import tokenize
@@ -26,12 +28,12 @@ TOKEN_KEYS = ("windows", "events", "codes", "honesty", "selected", "small_counts
 
 def ingest(
     dataset: str,
-    source: str | Path | None,
-    out: str | Path,
+    source: str | Path | None = None,
+    out: str | Path | None = None,
     *,
+    workspace: Path = Path("workspace"),
     options: Choices | None = None,
     build: Choices | None = None,
-    name: str | None = None,
     notice: Callable[[Finding], object] | None = None,
     **arguments: Any,
 ) -> Choices:
@@ -41,11 +43,11 @@ def ingest(
     Args:
         dataset: registered name.
         source: raw folder, or the URL of one; None for generated data sets.
-        out: folder of the data set's cache, `<workspace>/cache/<dataset>`.
-        options: the data set's own.
+        out: folder of the data set's cache; None: `<workspace>/cache/<dataset>`.
+        workspace: holds the cache where `out` is None.
+        options: the data set's own, which may also be given by name, such as rate=500.
         build: choices of sequences (`claims.sequence_plan.resolve_plan`); `split_file` has the ids
             of the source and is an option of the cache.
-        name: of the sequences.
         notice: called with a warning where the page could not be written, or the sequences could
             not be made, but the cache is complete.
         **arguments: the other arguments of `cache.ingest`.
@@ -58,10 +60,11 @@ def ingest(
         UserError: that of `cache.ingest`, whose page has the reasons of a refused data set; exit 2
             for choices that do not fit.
     """
-    folder = Path(out)
+    folder = Path(out or locate_new(Path(workspace), "cache", registry.datasets[dataset].name))
     kind = find_data_kind(dataset)
-    kind.check_arguments(build or {}, {**(options or {}), **arguments}, folder)
-    options, choices = kind.split_choices(options or {}, build)
+    options = {**(options or {}), **_take_options(dataset, arguments)}
+    kind.check_arguments(build or {}, {**options, **arguments}, folder)
+    options, choices = kind.split_choices(options, build)
 
     def add_tokens(report: Choices) -> None:
         if choices is None:
@@ -69,7 +72,7 @@ def ingest(
         reasons = report["reasons"]
         try:
             built = tokenize(
-                dataset, workspace=folder.parent.parent, name=name, options=choices, force_new=True
+                dataset, workspace=folder.parent.parent, options=choices, force_new=True
             )
             findings = built["findings"]
             report["tokens"] = _summarize_tokens(built, folder.parent.parent, reasons)
@@ -89,6 +92,19 @@ def ingest(
     return ingest_cache(
         dataset, source, folder, extend=add_tokens, options=options, notice=notice, **arguments
     )
+
+
+def _take_options(dataset: str, arguments: Choices) -> Choices:
+    """The options of the data set, which are taken out of `arguments`.
+
+    Raises UserError (unknown_name, exit 2) for a name that is neither one of them nor an argument
+    of `cache.ingest`.
+    """
+    options = registry.datasets[dataset].facts.options or {}
+    names = [*signature(cache.ingest).parameters, *options]
+    for name in arguments:
+        check_choice(f"option of {dataset}", name, names)
+    return {name: arguments.pop(name) for name in options if name in arguments}
 
 
 def _summarize_tokens(built: Choices, workspace: Path, reasons: Sequence[Choices]) -> Choices:
