@@ -217,7 +217,7 @@ def _describe_scores(
     differences have their own sentence.
     """
     first, name = scored[0], main_metric(scored[0])
-    text = f"{evaluate.name_metric(name)} is undefined for all runs"
+    text = f"{evaluate.name_metric(name)} is withheld or undefined for all runs"
     if reached := _list_values(name, main):
         trained = [run for run in scored if run.data == first.data]
         words = evaluate.name_metric(name, first=True)

@@ -35,18 +35,21 @@ from bitimely_core.claims.sources.code_columns import (
     report_versions,
 )
 from bitimely_core.claims.sources.columns import (
+    SUBJECT_DATE_COLUMNS,
     DateCounts,
     assign_vocabulary,
     find_names,
     open_table,
     peek_texts,
     reformat_dates,
+    refuse_several_forms,
     report_spelling,
     report_zones,
     warn_of_rows,
 )
 from bitimely_core.claims.sources.date_parts import is_quarter, join_date_parts, report_date_parts
 from bitimely_core.claims.sources.dated_codes import Pairs, join_cells, report_pairs, spread_lists
+from bitimely_core.claims.sources.enrolment_months import read_months, report_months
 from bitimely_core.claims.sources.observation_tables import (
     PERIOD_DATES,
     join_periods,
@@ -84,12 +87,18 @@ from bitimely_core.claims.sources.source_table import (
 )
 from bitimely_core.claims.sources.subject_tables import (
     TableAccounts,
+    holds_years,
     keep_unique_rows,
     make_subjects,
     parse_labels,
     report_unread_dates,
 )
-from bitimely_core.claims.sources.vital_states import close_vital_states, read_vital_states
+from bitimely_core.claims.sources.vital_states import (
+    close_vital_states,
+    is_discharge,
+    read_vital_states,
+    report_discharges,
+)
 from bitimely_core.claims.unknown_dates import DEFAULTS, blank_dates
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats.sniffer import find_delimiter
@@ -105,6 +114,7 @@ OPTIONAL_COLUMNS = {"vocab", "source", "certainty", "claim", "position", "status
 REVERSING = ("status", "amount")  # columns that are used where they reverse claims
 NO_COLUMN = "none"  # --col amount=none: the column is not used
 PEEKED_ROWS = 100_000  # by which a column is judged
+PEEKED_DATES = 1000  # by which its form is
 SUBJECT_NAMES = EVENT_COLUMNS["subject"]
 PATIENT_COLUMNS = {"subject": SUBJECT_NAMES, **words.list_names("patients")}
 FEW_TEXTS = {"date", "code", "vocab", "source", "certainty"}  # columns whose texts repeat
@@ -305,8 +315,9 @@ def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -
     source_tables = _open_events(request, files.claims)
     survey.findings += [*report_patients(files), *report_unread(files)]
     people = _read_subject_facts(request, files)
-    # two digits of a year of birth and the end of an observation go by the last day of the claims
     forms = parse_date_forms(options)
+    _refuse_forms(source_tables, people, forms)
+    # two digits of a year of birth and the end of an observation go by the last day of the claims
     if not once or any(forms.values()) or people.spells is not None:
         survey.read_all(source_tables)
     patients, periods = _make_patients(people, forms, survey)
@@ -322,6 +333,25 @@ def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -
         facts={"records": survey.records} if any(table.wide for table in source_tables) else {},
         periods=periods,
         advice=people.advice,
+    )
+
+
+def _refuse_forms(
+    source_tables: Sequence[SourceTable], people: _SubjectFacts, forms: Mapping[str, str]
+) -> None:
+    """Raises UserError: as `refuse_several_forms`, of first rows of the claims and of people."""
+    columns = dict[str, tuple[str, pl.Series]]()
+    told = [frame for frame in (people.frame, people.spells) if frame is not None]
+    for frame, key in itertools.product(told, SUBJECT_DATE_COLUMNS):
+        if key in frame.columns and not holds_years(frame[key]):
+            columns[key] = people.file, frame[key].drop_nulls().head(PEEKED_DATES)
+    table = source_tables[0].table
+    name = table.columns.get("date", "")
+    if name and not (source_tables[0].beside or is_quarter(name)):
+        texts = peek_texts(table.path, name, table.delimiter)
+        columns["date"] = table.file, pl.Series(texts, dtype=pl.String)
+    refuse_several_forms(
+        {key: (file, reformat_dates(c, forms[key])) for key, (file, c) in columns.items()}
     )
 
 
@@ -431,6 +461,7 @@ def _report_columns(
         *report_date_parts(table.file, columns.parts),
         *([] if is_asked else report_certainties(table)),
         *report_other_codes(table, columns.wide),
+        *([] if "vital" in renamed else report_discharges(table)),
     ]
 
 
@@ -619,15 +650,20 @@ def _read_subject_facts(request: _Request, files: PlainFiles) -> _SubjectFacts:
     frame: pl.DataFrame | None
     # the columns of periods are in tables of their own, where there are some
     named = set(request.renamed) - set(PERIOD_DATES if files.periods else ())
+    ends_stays = is_discharge(request.renamed.get("vital", ""))
     if files.patients:
         file = files.patients[0]
-        table, advice = _read_patient_tables(request, files.patients, wanted, named)
+        unread = {"vital"} if ends_stays else set[str]()
+        told = {key: wanted[key] for key in wanted if key not in unread}
+        table, advice = _read_patient_tables(request, files.patients, told, named - unread)
         people, spells = separate_spells(table)
         if len(files.patients) > 1:  # a death may be in the file of its year alone
             facts = pl.all().exclude("subject", "row")
             people = people.with_columns(facts.forward_fill().backward_fill().over("subject"))
         frame = keep_unique_rows(people, file, request.survey, "subject")
         request.survey.rows[-1] = replace(request.survey.rows[-1], seen=table.height)
+        if ends_stays:
+            frame = _add_deaths(frame, _read_deaths_in_hospital(request, files.claims))
     else:
         frame = _read_patients_of_claims(request, files.claims, wanted, named)
     if files.deaths:
@@ -643,6 +679,14 @@ def _read_subject_facts(request: _Request, files: PlainFiles) -> _SubjectFacts:
     return _SubjectFacts(frame, file, advice, spells, files.periods[0])
 
 
+def _read_deaths_in_hospital(request: _Request, files: Sequence[str]) -> pl.DataFrame:
+    """Subject and death of those whose claims tell how a stay has ended, where they have died."""
+    wanted = {key: request.accepted.patients[key] for key in ("subject", "vital")}
+    told = _read_patients_of_claims(request, files, wanted, {"vital"})
+    deaths = pl.DataFrame(schema={"subject": pl.String, "death": pl.String})
+    return deaths if told is None else told.select(deaths.columns).drop_nulls()
+
+
 def _read_subject_rows(request: _Request, file: str, columns: Names) -> pl.DataFrame:
     """All rows of a table of subjects whose columns are all there."""
     table = open_table(request.source, file, columns, named=True)
@@ -653,9 +697,15 @@ def _read_period_tables(request: _Request, files: Sequence[str]) -> pl.DataFrame
     """The times of observation of tables of them: subject, obs_start, obs_end."""
     frames = []
     for file in files:
-        accepted = request.accepted.list_period_names(file)
-        columns = {**accepted, "subject": request.subject_names}
-        frame = _read_subject_rows(request, file, columns)
+        subject = {"subject": request.subject_names}
+        months = request.accepted.find_months(file, list_names(request.source, file))
+        if months is None:
+            columns = {**request.accepted.list_period_names(file), **subject}
+            frame = _read_subject_rows(request, file, columns)
+        else:
+            columns = {**{name: (name,) for name in months.names}, **subject}
+            frame = read_months(_read_subject_rows(request, file, columns), months)
+            request.survey.findings += report_months(file, months, frame)
         frames.append(request.survey.enter_subjects(frame, file, "subject").drop("row"))
     return pl.concat(frames)
 
@@ -761,15 +811,20 @@ def _read_claim_facts(request: _Request, file: str, wanted: Names) -> pl.DataFra
     for one that has none.
     """
     source, names = request.source, list_names(request.source, file)
-    present = {key: wanted[key] for key in CLAIM_FACTS if find_names(names, wanted[key])}
+    present = {key: wanted[key] for key in CLAIM_FACTS if find_names(names, wanted.get(key, ()))}
     if not present or not find_names(names, wanted["subject"]):
         return None
+    ends_stays = any(map(is_discharge, present.get("vital", ())))
+    if ends_stays:  # a stay is no end of the observation
+        days = (*words.WORDS["vital"]["days_of_discharge"], *request.accepted.events["date"])
+        present["last_contact"] = find_names(names, days)[:1]
     table = open_table(source, file, {"subject": wanted["subject"], **present})
     frame = pl.concat(block.drop("row").unique() for block in table.read_blocks()).unique()
     if _has_float_ids(table, "subject"):
         frame = frame.with_columns(pl.col("subject").str.replace(FLOAT_ID, "$1"))
     frame = read_vital_states(frame, table.columns, file, request.survey)
-    return frame.drop_nulls("subject")
+    frame = frame.drop("obs_end") if ends_stays else frame
+    return frame.drop_nulls("subject").unique()
 
 
 def _keep_single_facts(rows: pl.DataFrame, file: str, accounts: TableAccounts) -> pl.DataFrame:

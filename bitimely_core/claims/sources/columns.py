@@ -351,6 +351,17 @@ def _advise_forms(samples: Sequence[str], name: str) -> str:
     another form.
     """
     column = f"{name}=" if name in SUBJECT_DATE_COLUMNS else ""
+    flags = _list_forms(samples, name, column)
+    if not flags:
+        other = ", or rename the column if it holds no dates" if column else ""
+        return f"Write them as YYYY-MM-DD{other}"
+    return f"Give their form, as {' or '.join(flags)}"
+
+
+def _list_forms(samples: Sequence[str], name: str, column: str) -> list[str]:
+    """The options that read some dates, those for numbers with the years that they give. `column`:
+    before the form.
+    """
     years = dates.list_number_forms(samples, dates.get_plausible(name))
     flags = [
         f"--date-format {column}{form} (then they are of {first} to {last})"
@@ -358,10 +369,27 @@ def _advise_forms(samples: Sequence[str], name: str) -> str:
     ]
     if years.keys() <= {dates.ROC}:  # 940123 may also be of 1994
         flags += [f"--date-format '{column}{form}'" for form in dates.suggest_forms(samples)[:3]]
-    if not flags:
-        other = ", or rename the column if it holds no dates" if column else ""
-        return f"Write them as YYYY-MM-DD{other}"
-    return f"Give their form, as {' or '.join(flags)}"
+    return flags
+
+
+def refuse_several_forms(columns: Mapping[str, tuple[str, pl.Series]]) -> None:
+    """Raises UserError: date, where several columns are in an unknown form, with the forms of all.
+    `columns`: key -> file and first dates. One alone is refused when it is read.
+    """
+    counted = {key: DateCounts().add(column) for key, (_, column) in columns.items()}
+    samples = {key: counts.samples for key, counts in counted.items() if counts.bad > counts.good}
+    common = [_list_forms(texts, key, "") for key, texts in samples.items()]
+    if len(common) <= 1 or not all(common):
+        return
+    of_each = [_list_forms(texts, key, f"{key}=") for key, texts in samples.items()]
+    flags = common[:1] if all(forms == common[0] for forms in common) else of_each
+    places = ", ".join(f"{key} of {safe_text(columns[key][0])}" for key in samples)
+    raise input_error(
+        Reason.DATE,
+        f"dates of several columns are in an unknown form: {places}",
+        "expected YYYY-MM-DD or YYYYMMDD",
+        f"Give their forms, as {' and '.join(map(' or '.join, flags))}",
+    )
 
 
 def refuse_unread_dates(counts: DateCounts, file: str, name: str) -> None:

@@ -44,7 +44,7 @@ from bitimely_core.claims.sources.subject_tables import (
     keep_unique_rows,
     make_subjects,
 )
-from bitimely_core.errors import Finding, Reason, safe_text
+from bitimely_core.errors import Finding, Reason, input_error, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
 from bitimely_core.types import SourceRows
@@ -136,9 +136,24 @@ def _open_tables(source: Source, *, others: bool, timed: bool) -> dict[str, Open
         if file := find_table(source, name, needed=False):
             wanted = _list_columns(name, others=others, timed=timed)
             opened[name] = open_table(
-                source, file, wanted, {"concept", "claim", "moment", *TABLES["numbers"]}
+                source, file, wanted, {"code", "concept", "claim", "moment", *TABLES["numbers"]}
             )
+            if not others:
+                _refuse_without_codes(opened[name], wanted)
     return opened
+
+
+def _refuse_without_codes(table: OpenTable, wanted: Mapping[str, str]) -> None:
+    """Raises UserError: schema, for a table with standard concepts alone."""
+    if {"code", "concept"}.isdisjoint(table.columns):
+        raise input_error(
+            Reason.SCHEMA,
+            f"has neither {wanted['code']} nor {wanted['concept']}",
+            "expected the codes of the source, which have PheCodes",
+            "Export one of them as well; or give --codes all --rules none --no-select to use the "
+            "standard concepts as tokens, without PheCodes and labels",
+            file=table.file,
+        )
 
 
 def _list_columns(name: str, *, others: bool, timed: bool) -> dict[str, str]:
@@ -320,6 +335,8 @@ class _BlockShaper:
         if self.since is not None:
             by_date = assign_vocabulary(rows["date"], self.since, "icd9cm", "icd10cm")
             stated = pl.coalesce(stated, by_date)
+        if self.tokens is not None:  # which has another token for a row without a code
+            is_written &= text != ""
         is_written = is_written.fill_null(value=False)
         if self.concepts is None or "concept" not in rows.columns:
             rows = rows.with_columns(concept_code=NULL_TEXT, vocab=stated)

@@ -19,6 +19,8 @@ from bitimely_core.claims.sources.code_columns import find_wide_columns
 from bitimely_core.claims.sources.columns import ENDINGS, find_names
 from bitimely_core.claims.sources.date_parts import find_date_parts, is_quarter
 from bitimely_core.claims.sources.dated_codes import find_pairs
+from bitimely_core.claims.sources.enrolment_months import MonthColumns, find_month_columns
+from bitimely_core.claims.sources.headless_tables import refuse_fixed_widths, refuse_titles
 from bitimely_core.claims.sources.observation_tables import PERIOD_DATES
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, safe_text
 from bitimely_core.formats import tables
@@ -37,9 +39,14 @@ LISTED = 5  # files that a message names
 OTHER_FORMATS = {  # what to do -> endings
     "Unpack the files": (".zip", ".xz", ".bz2", ".zst", ".7z", ".rar", ".tar", ".tgz", ".tar.gz"),
     "Save the tables as .csv or .parquet, with codes as text": (
-        *(".xlsx", ".xls", ".ods", ".feather", ".arrow", ".json", ".jsonl", ".ndjson", ".rds"),
-        *(".rdata", ".db", ".sqlite", ".duckdb", ".avro", ".orc", ".mdb", ".accdb"),
+        *(".xlsx", ".xls", ".ods", ".feather", ".arrow", ".rds", ".rdata"),
+        *(".db", ".sqlite", ".duckdb", ".avro", ".orc", ".mdb", ".accdb"),
     ),
+    "Write a row for each code as .csv, with patient_id, date, vocab and code: of conditions of "
+    "FHIR subject.reference, recordedDate or onsetDateTime, code.coding.system and "
+    "code.coding.code": (".json", ".jsonl", ".ndjson"),
+    "Call text with a mark between its cells .csv; write columns of fixed widths as .csv, as with "
+    "pandas.read_fwf": (".dat", ".asc", ".fwf"),
 }
 TEXT_NOTES = {"readme", "license", "sha256sums", "notes", "changelog"}
 
@@ -98,14 +105,23 @@ class AcceptedNames:
     def has_periods(self, path: str, names: Sequence[str]) -> bool:
         """Whether a table has columns of subjects and of the start and end of their observation."""
         accepted = self.list_period_names(path)
+        if self.find_months(path, names):
+            return True
         return all(find_names(names, accepted[key]) for key in PERIOD_COLUMNS)
+
+    def find_months(self, path: str, names: Sequence[str]) -> MonthColumns | None:
+        """The columns of months of a table of enrolment that has no dates of its start and end."""
+        if not _is_period(path) or not find_names(names, self.patients["subject"]):
+            return None
+        accepted = self.list_period_names(path)
+        dated = any(find_names(names, accepted[key]) for key in PERIOD_DATES)
+        return None if dated else find_month_columns(names)
 
     def list_period_names(self, path: str) -> Names:
         """The accepted names of a table of times of observation, which may be fewer words where its
         own name is that of one.
         """
-        is_named = cut_number(path) in words.WORDS["tables"]["periods"]
-        short = words.WORDS["periods"] if is_named else {}
+        short = words.WORDS["periods"] if _is_period(path) else {}
         return {key: (*self.patients[key], *short.get(key, ())) for key in PERIOD_COLUMNS}
 
     def has_deaths(self, path: str, names: Sequence[str]) -> bool:
@@ -177,6 +193,7 @@ def find_plain_files(source: Source, accepted: AcceptedNames) -> PlainFiles:
     patients, labels, deaths = roles
     rest = {name: files for name, files in groups.items() if files not in roles}
     claims = _choose_claims(source, rest, accepted)
+    _refuse_titled(source, itertools.chain(*groups.values()), accepted)
     paths = sorted(set(itertools.chain(*rest.values())) - set(claims))
     beside = {path: _list_columns(source, path) for path in paths}
     patients = patients or _filter_tables(accepted.has_births, beside)
@@ -186,6 +203,17 @@ def find_plain_files(source: Source, accepted: AcceptedNames) -> PlainFiles:
     for files in (claims, periods, patients, labels, deaths):
         _refuse_copies(files)
     _refuse_unjoined_tables(claims, beside, source, accepted)
+    _refuse_without_claims(source, claims, paths, accepted)
+    unread = [path for path in beside if path not in (*periods, *deaths)]
+    return PlainFiles(claims, patients, labels, deaths, periods, unread)
+
+
+def _refuse_without_claims(
+    source: Source, claims: Sequence[str], paths: Sequence[str], accepted: AcceptedNames
+) -> None:
+    """Raises UserError: header for fixed widths, no_input where nothing may be claims."""
+    if not any(accepted.has_claims(_list_columns(source, path)) for path in claims):
+        refuse_fixed_widths(source, claims or paths)
     if not claims:
         _refuse_other_formats(source)
         raise input_error(
@@ -195,8 +223,13 @@ def find_plain_files(source: Source, accepted: AcceptedNames) -> PlainFiles:
             hint="Give the folder that holds it, and the --source it is laid out for, or name the "
             "columns: --col subject=NAME --col date=NAME --col code=NAME",
         )
-    unread = [path for path in beside if path not in (*periods, *deaths)]
-    return PlainFiles(claims, patients, labels, deaths, periods, unread)
+
+
+def _refuse_titled(source: Source, paths: Iterable[str], accepted: AcceptedNames) -> None:
+    """Raises UserError: as `refuse_titles`, of tables whose first line names no subject."""
+    subject = (*accepted.events["subject"], *accepted.patients["subject"])
+    headless = [path for path in paths if not find_names(_list_columns(source, path), subject)]
+    refuse_titles(source, sorted(headless), {**accepted.patients, **accepted.events})
 
 
 def _filter_tables(
@@ -253,6 +286,11 @@ def _choose_by_columns(source: Source, paths: list[str], accepted: AcceptedNames
 def _is_other(path: str) -> bool:
     """Whether a table holds no diagnoses, by its name: procedures_2005."""
     return cut_number(path) in words.WORDS["tables"]["others"]
+
+
+def _is_period(path: str) -> bool:
+    """Whether a table holds times of observation, by its name."""
+    return cut_number(path) in words.WORDS["tables"]["periods"]
 
 
 def cut_number(path: str) -> str:

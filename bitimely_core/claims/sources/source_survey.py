@@ -171,12 +171,14 @@ class SourceSurvey(TableAccounts):
                 tally.add(block, records)
                 if events.is_empty():
                     continue
+                self.spellings.add(events["subject_id"])
                 if self.counts_subjects:
                     ids = hash_ids(events["subject_id"])
                     self.subjects = sort_distinct(np.append(self.subjects, ids))
                 yield events
             self._close_table(tally)
         self.done = True
+        self.findings += self.spellings.report()
         if not self.events:
             raise input_error(
                 Reason.NO_INPUT,

@@ -22,6 +22,7 @@ from bitimely_core.claims.sources.columns import (
     select_columns,
     warn_of_rows,
 )
+from bitimely_core.claims.sources.id_spellings import IdSpellings
 from bitimely_core.claims.sources.source_table import OpenTable, count_dropped
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
 from bitimely_core.types import SourceRows, find_only
@@ -69,6 +70,7 @@ class TableAccounts:
     rows: list[SourceRows] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     last: int | None = None  # day of a row of diagnoses
+    spellings: IdSpellings = field(default_factory=IdSpellings)
 
     def exclude(
         self, reason: Reason, rows: pl.Series, problem: str, column: str | None = None
@@ -99,7 +101,9 @@ class TableAccounts:
         self.exclude(
             Reason.IDENTIFIER, frame.filter(pl.col(key).is_null())["row"], "have no subject"
         )
-        return frame.drop_nulls(key)
+        named = frame.drop_nulls(key)
+        self.spellings.add(named[key])
+        return named
 
 
 def keep_unique_rows(
@@ -201,7 +205,7 @@ def report_unread_dates(table: OpenTable) -> list[Finding]:
     ]
 
 
-def _holds_years(texts: pl.Series) -> bool:
+def holds_years(texts: pl.Series) -> bool:
     """Whether a column of births or deaths holds years alone."""
     written = [text.strip() for text in texts.drop_nulls().unique()]
     years = [text for text in written if not unknown_dates.MISSING.fullmatch(text)]
@@ -212,7 +216,7 @@ def _complete_years(texts: pl.Series, name: str, file: str, accounts: TableAccou
     """Births or deaths with a day where only their year is stated, in all rows or by a month of
     00.
     """
-    years = texts.str.extract(YEAR if _holds_years(texts) else NO_MONTH)
+    years = texts.str.extract(YEAR if holds_years(texts) else NO_MONTH)
     if not years.count():
         return texts
     day, why = COMPLETED[name]

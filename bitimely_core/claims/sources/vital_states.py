@@ -11,10 +11,11 @@ import polars as pl
 
 from bitimely_core.claims.distinct import map_texts
 from bitimely_core.claims.sources import words
-from bitimely_core.claims.sources.columns import warn_of_rows
+from bitimely_core.claims.sources.columns import peek_texts, warn_of_rows
+from bitimely_core.claims.sources.source_table import OpenTable
 from bitimely_core.claims.sources.subject_tables import TableAccounts
 from bitimely_core.claims.unknown_dates import MISSING
-from bitimely_core.errors import Reason, safe_text
+from bitimely_core.errors import Finding, Reason, input_warning, safe_text
 
 DEAD = "dead"  # in the column `vital` of those who have died
 VITAL = words.WORDS["vital"]
@@ -98,6 +99,34 @@ def is_state(text: str, column: str = DEAD) -> bool:
     return _read_state(text, column) is not None
 
 
+def is_discharge(column: str) -> bool:
+    """Whether a column tells how a stay has ended, by its name. Who lives then may have died later:
+    it states deaths alone.
+    """
+    folded = words.fold_name(column)
+    return any(words.fold_name(part) in folded for part in VITAL["names_of_discharge"])
+
+
+def report_discharges(table: OpenTable) -> list[Finding]:
+    """A warning of columns of claims that state deaths in hospital and are not read."""
+    candidates = list(filter(is_discharge, table.list_unread()))
+    texts = {name: peek_texts(table.path, name, table.delimiter) for name in candidates}
+    stating = [name for name in candidates if any(_read_state(t, name) for t in texts[name])]
+    if not stating:
+        return []
+    name = safe_text(stating[0])
+    return [
+        input_warning(
+            Reason.METADATA,
+            f"{name} may state deaths in hospital",
+            "not read: who has no other day of death counts as alive",
+            f"Give --col vital={name}: they died on the day of the discharge, or of the row",
+            file=table.file,
+            row=1,
+        )
+    ]
+
+
 def _holds_states(texts: pl.Series, column: str) -> bool:
     """Whether a column of deaths holds states, and no dates."""
     written = [text for text in texts.drop_nulls().unique() if not _is_missing(text)]
@@ -113,6 +142,8 @@ def _read_state(text: str | None, column: str) -> bool | None:
     that is called as what they affirm.
     """
     word = words.fold_name(re.sub(r"\.0+$", "", text or ""))
+    if is_discharge(column):
+        return word in {*VITAL["dead"], *VITAL["dead_at_discharge"]}
     if word in VITAL["dead"] or word in VITAL["alive"]:
         return word in VITAL["dead"]
     name = words.fold_name(column)

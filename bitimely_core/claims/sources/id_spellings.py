@@ -1,0 +1,44 @@
+"""Counts ids that differ from others in their case alone, which may be those of the same people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import polars as pl
+
+from bitimely_core.claims.distinct import sort_distinct
+from bitimely_core.errors import Finding, Reason, input_warning
+
+COMPARED_IDS = 1 << 18  # beyond which no further ones are compared: memory stays bounded
+NO_IDS = np.empty(0, np.uint64)
+
+
+@dataclass
+class IdSpellings:
+    """The distinct ids with letters of all tables of a source, as hashes."""
+
+    written: np.ndarray = field(default_factory=NO_IDS.copy)
+    folded: np.ndarray = field(default_factory=NO_IDS.copy)  # without their case
+
+    def add(self, ids: pl.Series) -> None:
+        """Compare the ids of a block."""
+        if self.written.size >= COMPARED_IDS:
+            return
+        lettered = ids.unique().str.strip_chars()
+        lettered = lettered.filter(lettered.str.contains("[A-Za-z]"))
+        hashes = lettered.hash(), lettered.str.to_lowercase().hash()
+        self.written, self.folded = (
+            sort_distinct(np.append(old, new.to_numpy()))
+            for old, new in zip((self.written, self.folded), hashes, strict=True)
+        )
+
+    def report(self) -> list[Finding]:
+        """A warning of such ids."""
+        other = self.written.size - self.folded.size
+        if not other:
+            return []
+        problem = f"{other} ids differ from others in nothing but their case"
+        rule = "each spelling counts as a person"
+        hint = "Write the ids of all tables in one case where they are of the same people"
+        return [input_warning(Reason.IDENTIFIER, problem, rule, hint, count=other)]
