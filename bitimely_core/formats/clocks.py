@@ -114,11 +114,17 @@ def read_header_unit(header: str, unit_text: str = "") -> str:
     """The unit that the header of a clock states, in brackets or as its last word; "": none."""
     brackets = re.search(r"\(([^()]+)\)\s*$", header)
     text = (unit_text or (brackets[1] if brackets else "")).strip().lower()
-    stated = text if np.isfinite(measure_scaled(text)) else UNIT_OF_WORD.get(text)
+    if np.isfinite(measure_scaled(text)):
+        return text
+    return UNIT_OF_WORD.get(text) or _find_word_unit(header)
+
+
+def _find_word_unit(header: str) -> str:
+    """The unit that a word of a header states; "" for none."""
     words = split_words(header)
     units = [word for word in words if word in UNIT_OF_WORD]
-    if stated or not units:
-        return stated or ""
+    if not units:
+        return ""
     is_certain = any(len(word) > 1 or word == "s" for word in units)
     return UNIT_OF_WORD[units[-1]] if is_certain or units[-1] == words[-1] else ""
 

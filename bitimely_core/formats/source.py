@@ -466,8 +466,8 @@ def report_unclaimed(
     for rel in source.files:
         name = PurePosixPath(rel).name
         if rel not in claimed and not layout.fullmatch(name):
-            known = filter(name.lower().endswith, hints)  # .tsv.gz before .gz
-            ending = next(known, PurePosixPath(rel).suffix.lower())
+            endings = filter(name.lower().endswith, hints)  # .tsv.gz before .gz
+            ending = next(endings, PurePosixPath(rel).suffix.lower())
             by_ending.setdefault(ending, []).append(rel)
     for ending, files in sorted(by_ending.items()):
         what = "files" if files[1:] else "file"

@@ -252,10 +252,8 @@ def _read_text(file: LabelFile, time: RecordingTime, rules: LabelRules) -> Label
     elif table.clock == "samples":
         table = table._replace(rows=_count_seconds(table.rows, time.rate))
         step = label_files.find_step(table.rows)
-    elif table.clock == "day" and not shift and time.start:
-        findings.append(_report_zero(time.start))
-    elif table.clock == "day" and time.is_utc and not rules.shift:
-        findings.append(_report_utc())
+    elif table.clock == "day":
+        findings += _report_day(time, shift, rules)
     findings += _report_dropped(table.dropped)
     return LabelSource(
         file.rel,
@@ -265,6 +263,13 @@ def _read_text(file: LabelFile, time: RecordingTime, rules: LabelRules) -> Label
         words={"4": file.four} if file.four else {},
         findings=tuple(findings),
     )
+
+
+def _report_day(time: RecordingTime, shift: float, rules: LabelRules) -> list[Finding]:
+    """Warnings of times of day, which may count from the start or be of another zone."""
+    if not shift and time.start:
+        return [_report_zero(time.start)]
+    return [_report_utc()] if time.is_utc and not rules.shift else []
 
 
 def _count_seconds(rows: Sequence[label_files.LabelRow], rate: float) -> list[label_files.LabelRow]:
