@@ -58,7 +58,7 @@ from bitimely_core.recordings.mapping import (
     search_groups,
     strip_suffix,
 )
-from bitimely_core.recordings.mne_files import find_later_parts, list_later_parts
+from bitimely_core.recordings.mne_files import find_later_parts, list_later_parts, list_named_files
 from bitimely_core.recordings.sample_tables import read_series
 from bitimely_core.recordings.sessions import ROOT, find_sessions
 from bitimely_core.recordings.sidecars import describe_table, is_bids, read_sidecars
@@ -726,6 +726,10 @@ def _list_companions(source: Source, rel: str) -> list[str]:
         for spelling in (ending, ending.upper(), f".{ending[1:].capitalize()}")
     ]
     names = [name for spelling in spellings if source.lists(name := stem + spelling)]
+    if find_suffix(rel) == ".vhdr":  # one that is copied beside it later makes it another unit
+        folder = PurePosixPath(rel).parent
+        beside = ((folder / name).as_posix() for name in list_named_files(source.path(rel)))
+        names = list(dict.fromkeys([*names, *filter(source.lists, beside)]))
     for name in names:
         source.path(name)
     return names

@@ -116,6 +116,12 @@ def _correct_names(path: Path, header: str, names: Mapping[str, str]) -> Iterato
         yield copy
 
 
+def list_named_files(path: Path) -> list[str]:
+    """Names of the files of samples and markers in a header of BrainVision, as it has them."""
+    names = dict(NAMED_FILES.findall(_decode_header(path.read_bytes()))).values()
+    return [name.replace("$b", path.stem) for name in names]
+
+
 def _find_beside(path: Path, name: str, beside: Mapping[str, str]) -> str:
     """The file that a header means by `name`; `beside`: folded name -> file."""
     wanted = name.replace("$b", path.stem)
