@@ -15,9 +15,9 @@ import pytest
 import test_privacy
 
 from bitimely_cli.main import main
+from bitimely_core import privacy
 from bitimely_core.claims.disclosure import is_open_source
 from bitimely_core.tokens.sequences import open_sequences
-from bitimely_core.workflows import jobs
 
 CHOICES = ("--no-select", "--min-codes", "2")
 RARE = ("chf_source", "flu")  # labels of the columns, with 1 to 10 cases
@@ -145,7 +145,7 @@ def test_windows_of_few_people_are_withheld_in_json_alone(
 ) -> None:
     raw = test_privacy.write_cohort(tmp_path / "raw", 1)
     run("ingest", "pophr", str(raw), *CHOICES)
-    monkeypatch.setattr(jobs, "is_small", lambda n: n < 25)
+    monkeypatch.setattr(privacy, "SMALL", 25)
     words = ("train", "counts", "--data", "pophr", "--dry-run")
     shared = json.loads(run(*words, "--json"))["windows"]
     assert shared["validation"] is None
