@@ -62,6 +62,7 @@ ALLOWED = {  # place -> why
     "bitimely_core/store/locks.py:unlink": "the file that stands in for a lock",
     "bitimely_core/datasets/synthetic.py:write_bytes": "a copy in a TemporaryDirectory of the system",
     "bitimely_core/recordings/mne_files.py:write_bytes": "in a TemporaryDirectory of the system",
+    "bitimely_core/recordings/table_blocks.py:write_bytes": "in a TemporaryDirectory of the system",
     "bitimely_core/recordings/mne_files.py:symlink_to": "in a TemporaryDirectory of the system",
     "bitimely_core/report/svg.py:savefig": "into memory",
     "bitimely_core/claims/subjects.py:write_csv": "into a string",
