@@ -220,37 +220,51 @@ def _protect_calibration(label: LabelCalibration) -> LabelCalibration:
 # ---- times to event
 
 
+@dataclass(frozen=True, kw_only=True)
+class WithheldTimes:
+    """What is withheld of the scores of times to event."""
+
+    closed: set[str]  # labels without any score
+    is_cut: bool  # whether a count by risk group is withheld
+
+    def protect_metrics(self, metrics: Mapping[str, MetricValue]) -> dict[str, MetricValue]:
+        """Means over labels: none beside a closed label, from which it could be computed."""
+        return _hide_or_round(metrics, hidden=bool(self.closed))
+
+    def protect_label(self, name: str, label: ClassScores) -> ClassScores:
+        """The scores of a label at a horizon, without counts."""
+        metrics = {key: getattr(label, key) for key in OF_TIMES}
+        defined = {key: metric for key, metric in metrics.items() if metric is not None}
+        hidden = parse_horizon(name)[0] in self.closed
+        return label.model_copy(update={**HIDDEN_COUNTS, **_hide_or_round(defined, hidden=hidden)})
+
+    def protect_baseline(self, name: str, baseline: Baseline) -> Baseline:
+        """The scores of a baseline; none if they show a withheld count."""
+        hidden = bool(self.closed) or (name in CONSTANT and self.is_cut)
+        metrics = _hide_or_round(baseline.metrics, hidden=hidden)
+        return baseline.model_copy(update={"metrics": metrics})
+
+
 def _protect_times(scores: Scores) -> Scores:
     """Scores of times to event: counts by risk group without those of few people; a label with few
     events has no scores, and neither have the means over labels, from which they could be computed.
     """
     risk_groups, n = scores.risk_groups or {}, scores.n or 0
-    closed = {label for label, groups in risk_groups.items() if has_few_events(groups)}
     printed = {label: protect_groups(groups, n) for label, groups in risk_groups.items()}
-    is_cut = any(map(has_withheld, printed.values()))
-
-    def protect_label(name: str, label: ClassScores) -> ClassScores:
-        """The scores of a label at a horizon, without counts."""
-        metrics = {key: getattr(label, key) for key in OF_TIMES}
-        defined = {key: metric for key, metric in metrics.items() if metric is not None}
-        hidden = parse_horizon(name)[0] in closed
-        return label.model_copy(update={**HIDDEN_COUNTS, **_hide_or_round(defined, hidden=hidden)})
-
-    def protect_baseline(name: str, baseline: Baseline) -> Baseline:
-        hidden = bool(closed) or (name in CONSTANT and is_cut)
-        metrics = _hide_or_round(baseline.metrics, hidden=hidden)
-        return baseline.model_copy(update={"metrics": metrics})
-
+    withheld = WithheldTimes(
+        closed={label for label, groups in risk_groups.items() if has_few_events(groups)},
+        is_cut=any(map(has_withheld, printed.values())),
+    )
     changed: dict[str, object] = {
-        "metrics": _hide_or_round(scores.metrics, hidden=bool(closed)),
-        "by_class": _map_items(protect_label, scores.by_class),
-        "baselines": _map_items(protect_baseline, scores.baselines),
-        "compared": scores.compared and _map_items(protect_baseline, scores.compared),
+        "metrics": withheld.protect_metrics(scores.metrics),
+        "by_class": _map_items(withheld.protect_label, scores.by_class),
+        "baselines": _map_items(withheld.protect_baseline, scores.baselines),
+        "compared": scores.compared and _map_items(withheld.protect_baseline, scores.compared),
         "risk_groups": printed,
         "comparison": None,
         "notices": [*scores.notices, privacy.NOTICE],
     }
-    if scores.comparison and not closed:
+    if scores.comparison and not withheld.closed:
         changed["comparison"] = _round_comparison(scores.comparison)
     if _has_few_subjects(scores):
         changed |= HIDDEN_SIZE

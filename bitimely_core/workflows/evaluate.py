@@ -545,21 +545,35 @@ def score_endpoints(
         return {"risk_groups": groups}
     if windows.task != "classification" or windows.vocabulary or options.points:
         return {}  # points are scored one by one
-    classes, unit = prediction.argmax(1), windows.subject_unit
+    classes = prediction.argmax(1)
     if endpoints.is_staging(names) and options.epoch is not None:
-        nights = endpoints.summarize_nights(
-            endpoints.measure_nights(rows.index, target, classes, names, options.epoch), bootstrap
-        )
-        return {"nights": NightScores.model_validate(rename_units(nights.model_dump(), unit))}
+        return {"nights": _score_nights(windows, rows, bootstrap, target, classes)}
     if len(names) == 2 and rows.index["recording_id"].n_unique() < len(rows):
-        step = options.epoch or options.stride / options.rate
-        event = endpoints.choose_event(names)
-        events = endpoints.score_events(
-            rows.index, target == event, classes == event, step, bootstrap
-        )
-        named = {**rename_units(events.model_dump(), unit), "event": names[event]}
-        return {"events": EventScores.model_validate(named)}
+        return {"events": _score_events(windows, rows, bootstrap, target, classes)}
     return {}
+
+
+def _score_nights(
+    windows: Any, rows: Any, bootstrap: int, target: np.ndarray, classes: np.ndarray
+) -> NightScores:
+    """Agreement of hypnograms night by night; `classes`: the predicted stages [n]."""
+    measured = endpoints.measure_nights(
+        rows.index, target, classes, windows.class_names, windows.options.epoch
+    )
+    nights = endpoints.summarize_nights(measured, bootstrap)
+    return NightScores.model_validate(rename_units(nights.model_dump(), windows.subject_unit))
+
+
+def _score_events(
+    windows: Any, rows: Any, bootstrap: int, target: np.ndarray, classes: np.ndarray
+) -> EventScores:
+    """Events of one of two classes over time; `classes`: the predicted ones [n]."""
+    names, options = windows.class_names, windows.options
+    event = endpoints.choose_event(names)
+    step = options.epoch or options.stride / options.rate
+    events = endpoints.score_events(rows.index, target == event, classes == event, step, bootstrap)
+    renamed = rename_units(events.model_dump(), windows.subject_unit)
+    return EventScores.model_validate({**renamed, "event": names[event]})
 
 
 def predict_shortcuts(windows: Any, rows: Any) -> Predictions:

@@ -118,13 +118,8 @@ PEEKED_DATES = 1000  # by which its form is
 SUBJECT_NAMES = EVENT_COLUMNS["subject"]
 PATIENT_COLUMNS = {"subject": SUBJECT_NAMES, **words.list_names("patients")}
 FEW_TEXTS = {"date", "code", "vocab", "source", "certainty"}  # columns whose texts repeat
-CLAIM_FACTS = (
-    "birth",
-    "death",
-    "vital",
-    "last_contact",
-    "sex",
-)  # that rows of claims may tell of their subject
+# that rows of claims may tell of their subject
+CLAIM_FACTS = ("birth", "death", "vital", "last_contact", "sex")
 INDEX_DATE = "index_date"
 # a code behind its vocabulary: ICD10CM:E11.9, ICD-9-CM 250.00
 PREFIXED_CODE = re.compile(r"([A-Za-z]{2}[\w -]*?)(?:\s*[:|/]+\s*|\s+)([A-Za-z]?\d.*)", re.ASCII)
@@ -145,6 +140,11 @@ class _Columns(NamedTuple):
     def dates(self) -> tuple[str, ...]:
         """The columns of dates, or of parts of them."""
         return (*itertools.chain(*self.pairs.values()), *self.parts)
+
+    def list_names(self) -> dict[str, Sequence[str]]:
+        """Key -> name of the first of the dates, and of the versions of a single code."""
+        named = {"date": self.dates[:1], "vocab": () if self.wide else self.versions}
+        return {key: names for key, names in named.items() if names}
 
     @property
     def beside(self) -> tuple[str, ...]:
@@ -380,11 +380,7 @@ def _open_events_table(
     since = parse_switch_day(options)
     is_stated = constant is not None or since is not None
     columns = _find_columns(request, file, {} if is_stated else meanings)
-    wanted = dict(request.accepted.events)
-    if columns.dates:
-        wanted["date"] = columns.dates[:1]
-    if columns.versions and not columns.wide:
-        wanted["vocab"] = columns.versions
+    wanted = {**request.accepted.events, **columns.list_names()}
     constants = _find_constants(file, names, wanted, kind)
     unneeded = {*constants, *["vocab"] * bool(constant), *["code"] * bool(columns.wide)}
     wanted = _drop_columns(wanted, unneeded, renamed)

@@ -25,9 +25,8 @@ NOT_ENROLLED = {"", *words.WORDS["vital"]["no"], "00", "0.0"}
 class MonthColumns(NamedTuple):
     """Where a table has the months of enrolment."""
 
-    dates: tuple[
-        str, ...
-    ]  # of year and month, together or apart; of the year alone beside `months`
+    # of year and month, together or apart; of the year alone beside `months`
+    dates: tuple[str, ...]
     months: tuple[str, ...] = ()  # columns of the twelve months
     flag: str = ""  # of months in which nobody was enrolled
 
