@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from bitimely_core.privacy import Sharing
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -310,6 +312,7 @@ class Figure:
     title: str
     caption: str  # what is seen, and which observation would be evidence against it
     data: FigureData
+    sharing: Sharing | None = None
 
 
 @dataclass(frozen=True)
@@ -343,6 +346,7 @@ class Table:
     caption: str
     columns: list[str]
     rows: list[list[Any]]
+    sharing: Sharing | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,14 +362,21 @@ class Page:
     # in reading order; a str is a paragraph, "## ..." a heading
     blocks: list[Figure | Table | str] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=dict)  # data, split, subjects, seed, versions ...
+    fact_sharing: dict[str, Sharing] = field(default_factory=dict)  # of facts that state one
     summary: dict[str, Any] = field(default_factory=dict)  # summary.json
 
 
 def make_table(
-    name: str, title: str, caption: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]
+    name: str,
+    title: str,
+    caption: str,
+    columns: Iterable[str],
+    rows: Iterable[Iterable[Any]],
+    sharing: Sharing | None = None,
 ) -> Table:
     """A table for `PageBuilder.add`."""
-    return Table(name, title, caption, list(columns), [to_plain(list(row)) for row in rows])
+    cells = [to_plain(list(row)) for row in rows]
+    return Table(name, title, caption, list(columns), cells, sharing)
 
 
 def make_tables(
@@ -431,7 +442,8 @@ class PageBuilder:
     """A page that is filled in reading order.
 
     `page.fact(..)`, `page.figure(..)` and `page.table(..)` add to it; `page.finish(verdict,
-    summary)` ends it.
+    summary)` ends it. Where counts of people are withheld, a figure is left out, and a table or a
+    fact with a number of 1 to 10, unless its `sharing` says that it is open.
     """
 
     def __init__(self, title: str) -> None:
@@ -439,14 +451,18 @@ class PageBuilder:
         self.blocks: list[Figure | Table | str] = []
         self.notices: list[str] = []
         self.facts: dict[str, str] = {}
+        self.fact_sharing: dict[str, Sharing] = {}
 
-    def fact(self, name: str, value: object) -> None:
+    def fact(self, name: str, value: object, sharing: Sharing | None = None) -> None:
         """Add a row to the facts at the top, or replace the row of the same name."""
         self.facts[name] = str(value)
+        if sharing is not None:
+            self.fact_sharing[name] = sharing
 
-    def add_facts(self, facts: Mapping[str, str]) -> None:
+    def add_facts(self, facts: Mapping[str, object], sharing: Sharing | None = None) -> None:
         """Add rows to the facts at the top."""
-        self.facts.update(facts)
+        for name, value in facts.items():
+            self.fact(name, value, sharing)
 
     def notice(self, *lines: str) -> None:
         """Add caveats at the top; repeated ones appear once."""
@@ -460,9 +476,11 @@ class PageBuilder:
         """Add a paragraph."""
         self.blocks.append(text)
 
-    def figure(self, name: str, title: str, caption: str, data: FigureData) -> None:
+    def figure(
+        self, name: str, title: str, caption: str, data: FigureData, sharing: Sharing | None = None
+    ) -> None:
         """Add a figure; the class of `data` is its kind."""
-        self.blocks.append(Figure(name, title, caption, data))
+        self.blocks.append(Figure(name, title, caption, data, sharing))
 
     def table(
         self,
@@ -471,9 +489,10 @@ class PageBuilder:
         caption: str,
         columns: Iterable[str],
         rows: Iterable[Iterable[Any]],
+        sharing: Sharing | None = None,
     ) -> None:
         """Add a table."""
-        self.blocks.append(make_table(name, title, caption, columns, rows))
+        self.blocks.append(make_table(name, title, caption, columns, rows, sharing))
 
     def add(self, *blocks: Figure | Table | str) -> None:
         """Add blocks that were made elsewhere."""
@@ -487,5 +506,6 @@ class PageBuilder:
             notices=self.notices,
             blocks=self.blocks,
             facts=self.facts,
+            fact_sharing=self.fact_sharing,
             summary=to_plain(summary or {}),
         )

@@ -94,11 +94,14 @@ def round_message(text: str) -> str:
 
 
 class Sharing(Enum):
-    """How a field of a record is shared where counts of people are withheld (`share_record`)."""
+    """How a field of a record (`share_record`) or a part of a page is shared where counts of people
+    are withheld.
+    """
 
     PEOPLE = "a count of people, withheld where it is of 1 to 10"
     ROWS = "a count of rows, rounded up"
     MESSAGE = "a text, whose counts are rounded up"
+    OPEN = "no people can be counted by it, shared as it is"
     OWNER = "for the owner of the data alone: counts of people could be computed from it"
 
 
@@ -111,6 +114,7 @@ SHARED: Mapping[Sharing, Callable[[Any], Any]] = {
     Sharing.PEOPLE: withhold_small,
     Sharing.ROWS: round_rows,
     Sharing.MESSAGE: round_message,
+    Sharing.OPEN: lambda value: value,
 }
 
 

@@ -24,7 +24,8 @@ import pytest
 from bitimely_cli.main import main
 from bitimely_core import evaluate, privacy
 from bitimely_core.claims.protected_scores import protect_scores
-from bitimely_core.page import Page
+from bitimely_core.page import BarPlot, Page, PageBuilder
+from bitimely_core.privacy import Sharing
 from bitimely_core.schemas.scores import Comparison, PairedScores, Scores
 from bitimely_core.schemas.tokens import SequenceStatistics
 from bitimely_core.store import manifests
@@ -817,10 +818,27 @@ def test_the_facts_of_an_analysis_do_not_count_few_people() -> None:
         notices=[],
         blocks=[],
         facts={**facts, **counted, "Sequences": "12 of the test split"},
+        fact_sharing=dict.fromkeys(facts, Sharing.OPEN),
         summary={},
     )
     assert protect_page(page).facts == {**facts, "Sequences": "12 of the test split"}
-    # (12 - 1) / 3: of a page of which nothing else is left
-    derived = {"t-SNE": "perplexity 3.67", "Rows": "12 test"}
-    hidden = protect_page(replace(page, facts={**facts, **derived}), withhold=True)
-    assert hidden.facts == {name: facts[name] for name in ("Runs", "Seed", "Model")}
+    assert protect_page(page, withhold=True).facts == facts
+    # (8 - 1) / 3: a number from which the rows could be counted
+    derived = {"t-SNE": "perplexity 2.33"}
+    owned = replace(page, facts={**facts, **derived}, fact_sharing={"t-SNE": Sharing.OWNER})
+    assert "t-SNE" not in protect_page(owned).facts
+
+
+@pytest.mark.parametrize("sharing", [None, Sharing.OPEN])
+def test_a_part_of_a_page_with_a_small_count_is_shared_where_it_is_declared_open(
+    sharing: Sharing | None,
+) -> None:
+    page = PageBuilder("an analysis of an extension")
+    page.table("cells", "", "", ["anything", "value"], [["a", 0.25], ["b", 7]], sharing)
+    page.figure("bars", "", "", BarPlot(["a", "b"], [1 / 3, 2 / 3]), sharing)
+    page.fact("Anything", "7 of 12", sharing)
+    page.table("large", "", "", ["anything"], [[0], [11]])
+    shared = protect_page(page.finish(""))
+    blocks = [block.name for block in shared.blocks if not isinstance(block, str)]
+    assert blocks == (["large"] if sharing is None else ["cells", "bars", "large"])
+    assert bool(shared.facts) is (sharing is not None)

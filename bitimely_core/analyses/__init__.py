@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from bitimely_core.page import PageBuilder
+from bitimely_core.privacy import Sharing
 from bitimely_core.run import Run
 from bitimely_core.tokens import Windows
 
@@ -31,11 +32,11 @@ def start_page(title: str, runs: Sequence[Run], splits: Sequence[str], seed: int
     if len({part.fingerprint for part in windows}) > 1:
         page.notice("The runs were trained on different windows, so their sequences differ.")
     seeds = {str(run.record.seed) for run in runs} | {f"{seed} (of this analysis)"}
-    page.fact("Runs", ", ".join(run.name for run in runs))
-    page.fact("Data", _join_distinct(map(describe_data, windows)))
-    page.fact("Split", _join_distinct(f"by {part.split}" for part in windows))
-    page.fact("Model", _join_distinct(run.record.model for run in runs))
-    page.fact("Seed", ", ".join(sorted(seeds)))
+    page.fact("Runs", ", ".join(run.name for run in runs), Sharing.OPEN)
+    page.fact("Data", _join_distinct(map(describe_data, windows)), Sharing.OPEN)
+    page.fact("Split", _join_distinct(f"by {part.split}" for part in windows), Sharing.OPEN)
+    page.fact("Model", _join_distinct(run.record.model for run in runs), Sharing.OPEN)
+    page.fact("Seed", ", ".join(sorted(seeds)), Sharing.OPEN)
     _add_versions(page, runs)
     return page
 
@@ -49,7 +50,7 @@ def _add_versions(page: PageBuilder, runs: Sequence[Run]) -> None:
     versions = next((run.record.versions for run in runs if run.record.versions), {})
     texts = [f"{name} {text}" for name, text in versions.items() if name in PRINTED_VERSIONS]
     if versions:
-        page.fact("Versions", ", ".join(texts))
+        page.fact("Versions", ", ".join(texts), Sharing.OPEN)
 
 
 def describe_data(windows: Windows) -> str:

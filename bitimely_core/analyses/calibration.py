@@ -51,6 +51,7 @@ from bitimely_core.page import (
     PageBuilder,
     StageTrack,
 )
+from bitimely_core.privacy import Sharing
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import Run
 from bitimely_core.schemas.runs import RunRecord
@@ -129,7 +130,7 @@ def calibration(
     page.notice(*scores.remarks)
     plain_features.describe_rows(page, windows, rows)
     page.fact("Subjects", f"{n_units}, numbered at random")
-    page.fact("Bins", f"{bins} of equal width")
+    page.fact("Bins", f"{bins} of equal width", Sharing.OPEN)
     page.fact("Bootstrap", f"{bootstrap:,} resamples of {n_units} subjects")
     summary: dict[str, object] = {
         "run": run.name,
@@ -725,7 +726,7 @@ def _add_learning_curve(page: PageBuilder, run: Run, curve: list[LearningPoint],
     plot = LinePlot(
         lines, xlabel="share of the training subjects", ylabel=evaluate.NAMES[main], logx=True
     )
-    page.figure("learning-curve", "Score against number of labels", CURVE, plot)
+    page.figure("learning-curve", "Score against number of labels", CURVE, plot, Sharing.OPEN)
 
 
 def _name_view(windows: Windows) -> str:

@@ -26,6 +26,7 @@ from bitimely_core.errors import Reason, check_choice, input_error, usage_error
 from bitimely_core.heads import POOLS
 from bitimely_core.methods.linear import extract_simple_features, standardise
 from bitimely_core.page import BarPlot, Page, PageBuilder, ScatterPanel, ScatterPlot
+from bitimely_core.privacy import Sharing
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import Run
 from bitimely_core.schemas.scores import MetricValue
@@ -228,7 +229,8 @@ def embedding(
     page.fact("Rows", f"{len(rows):,} of the {split} split, {n_units} subjects, numbered at random")
     page.fact("Vector", f"{choice.describe()}, {spaces['trained'].shape[1]} numbers")
     page.fact("Neighbours", neighbours)
-    page.fact("t-SNE", f"perplexity {perplexity:.3g}, from {TSNE_COMPONENTS} principal components")
+    projection = f"perplexity {perplexity:.3g}, from {TSNE_COMPONENTS} principal components"
+    page.fact("t-SNE", projection, Sharing.OWNER)  # its limit is a third of the rows
     plain = "counts of codes" if windows.vocabulary else "means and spectra"
     names = {"trained": run.name, "random": "random weights", "raw": plain}
     _add_measures(page, measures, names, neighbours, labels.name)
@@ -394,7 +396,7 @@ def _add_measures(
     chance = measures["trained"].label_chance
     bars["chance"] = chance.model_copy(update={"lo": None, "hi": None})
     plot = BarPlot.from_metrics(bars, "share of the neighbours")
-    page.figure("main-score", "Neighbours of the same label", AGREEMENT, plot)
+    page.figure("main-score", "Neighbours of the same label", AGREEMENT, plot, Sharing.OPEN)
     page.text(HOW_TO_READ)
     rows = [
         [

@@ -43,6 +43,7 @@ from bitimely_core.models.tokenizers import FIRST, IGNORE, samples_per_token
 from bitimely_core.objectives import Objective
 from bitimely_core.objectives.token_objectives import Result
 from bitimely_core.page import HeatMap, Line, LinePlot, Page, PageBuilder
+from bitimely_core.privacy import Sharing
 from bitimely_core.progress import report_progress
 from bitimely_core.registry import AnalysisFacts, analyses, models
 from bitimely_core.run import Run
@@ -106,7 +107,8 @@ def leakage(
             "preset or run": source,
             "stamp": stamp if isinstance(stamp, str) else STAMPS[stamp],
             "seed": str(seed),
-        }
+        },
+        Sharing.OPEN,
     )
     if registry.objectives[name].facts.leak_free is None:
         unmeasured = {
@@ -666,7 +668,7 @@ def _add_stages(page: PageBuilder, stages: list[LeakStage]) -> None:
         for row in stages
     ]
     columns = ["stage", "here", "influence", "reach (values)", "reach (s)", "copied", "verdict"]
-    page.table("stages", "What each stage adds", STAGES, columns, rows)
+    page.table("stages", "What each stage adds", STAGES, columns, rows, Sharing.OPEN)
 
 
 def _add_blocks(page: PageBuilder, leak: LeakMeasurement, unit: str) -> None:
@@ -691,4 +693,5 @@ def _add_blocks(page: PageBuilder, leak: LeakMeasurement, unit: str) -> None:
         "Loss on white noise relative to the variance",
         NOISE,
         LinePlot(lines, xlabel="step", ylabel="loss / variance"),
+        Sharing.OPEN,
     )

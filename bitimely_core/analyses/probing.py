@@ -40,6 +40,7 @@ from bitimely_core.methods.linear import (
     fit_windows,
 )
 from bitimely_core.page import BarPlot, Line, LinePlot, Page, PageBuilder
+from bitimely_core.privacy import Sharing
 from bitimely_core.progress import report_progress
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import SPLITS, Run
@@ -453,7 +454,7 @@ def _add_scores(
         n=probed.scores.n,
         n_subjects=probed.scores.n_subjects,
     )
-    page.figure("main-score", f"Probe: {name}", caption, bars)
+    page.figure("main-score", f"Probe: {name}", caption, bars, Sharing.OPEN)
     page.text(HOW_TO_READ)
     order = [
         *(plain_features.VectorChoice(readout, "last") for readout in PAPER_READOUTS),
@@ -546,7 +547,7 @@ def _add_layers(page: PageBuilder, probed: ProbeScores) -> None:
         compared = [name for name in readouts if name in {probed.default.readout, "mean"}]
         lines += [make_line("random", readout, ", random weights") for readout in compared]
     plot = LinePlot(lines, xlabel="layer", ylabel=probed.name)
-    page.figure("layers", "Scores by layer", LAYERS, plot)
+    page.figure("layers", "Scores by layer", LAYERS, plot, Sharing.OPEN)
 
 
 def _add_controls(page: PageBuilder, probed: ProbeScores, controls: Mapping[str, str]) -> None:

@@ -45,6 +45,7 @@ from bitimely_core.page import (
     Trace,
     TracePlot,
 )
+from bitimely_core.privacy import Sharing
 from bitimely_core.progress import report_progress
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import Run
@@ -476,7 +477,7 @@ def _add_sequences(
             _add_maps(page, maps)
     page.section("Heads")
     rows = itertools.chain.from_iterable(maps.rows() for maps in sequence_maps)
-    page.table("heads", "Measures by head", HEADS, HEAD_COLUMNS, rows)
+    page.table("heads", "Measures by head", HEADS, HEAD_COLUMNS, rows, Sharing.OPEN)
 
 
 def _add_signal(page: PageBuilder, sequence_maps: list[SequenceAttention]) -> None:

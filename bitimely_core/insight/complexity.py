@@ -34,6 +34,7 @@ from bitimely_core.models.factory import complete_config
 from bitimely_core.models.tokenizers import FIRST, samples_per_token
 from bitimely_core.ops.retention import retention
 from bitimely_core.page import Line, LinePlot, Page, PageBuilder
+from bitimely_core.privacy import Sharing
 from bitimely_core.progress import report_progress
 from bitimely_core.registry import AnalysisFacts, analyses, models
 from bitimely_core.run import Run
@@ -430,17 +431,18 @@ def _add_facts(
             f"The longest sequence has {longest:,} tokens, so fixed costs still matter. For longer "
             "ones: --lengths 1024,2048,4096,8192"
         )
-    page.fact("Model", f"{config.name}, {name}: {config.layers} layers, width {config.dim}")
     values = (config.value_dim or config.dim) // config.heads
-    page.fact(
-        "Operators", f"{config.heads} heads; retention K = {width}, V = {values}; softmax {width}"
-    )
-    page.fact("Rows", "1 sequence, float32, CPU, causal")
-    page.fact("Rounds", f"{rounds}, interleaved")
-    page.fact("Clock", "CPU time of one thread")
-    page.fact("Machine", f"{platform.machine()}, {cores} cores")
-    page.fact("Versions", f"torch {torch.__version__}, python {platform.python_version()}")
-    page.fact("Seed", seed)
+    facts = {
+        "Model": f"{config.name}, {name}: {config.layers} layers, width {config.dim}",
+        "Operators": f"{config.heads} heads; retention K = {width}, V = {values}; softmax {width}",
+        "Rows": "1 sequence, float32, CPU, causal",
+        "Rounds": f"{rounds}, interleaved",
+        "Clock": "CPU time of one thread",
+        "Machine": f"{platform.machine()}, {cores} cores",
+        "Versions": f"torch {torch.__version__}, python {platform.python_version()}",
+        "Seed": seed,
+    }
+    page.add_facts(facts, Sharing.OPEN)
 
 
 def _add_blocks(page: PageBuilder, growths: Mapping[str, Growth]) -> None:
@@ -470,14 +472,15 @@ def _add_blocks(page: PageBuilder, growths: Mapping[str, Growth]) -> None:
     page.text(HOW_TO_READ)
     _add_growth(page, "time", TIME, time_lines, "milliseconds")
     _add_growth(page, "memory", MEMORY, memory_lines, "MiB")
-    page.table("slopes", "Growth", TABLE, COLUMNS, rows)
+    page.table("slopes", "Growth", TABLE, COLUMNS, rows, Sharing.OPEN)
 
 
 def _add_growth(
     page: PageBuilder, name: str, caption: str, lines: Sequence[Line], unit: str
 ) -> None:
     plot = LinePlot(lines, xlabel="tokens N", ylabel=unit, logx=True, logy=True)
-    page.figure(name, f"{name.capitalize()} of a forward and backward pass", caption, plot)
+    title = f"{name.capitalize()} of a forward and backward pass"
+    page.figure(name, title, caption, plot, Sharing.OPEN)
 
 
 def _verdict(growths: Mapping[str, Growth]) -> str:

@@ -33,6 +33,7 @@ from bitimely_core.insight.attention_maps import (
     split_batch,
 )
 from bitimely_core.page import BarPlot, Line, LinePlot, Page, PageBuilder
+from bitimely_core.privacy import Sharing
 from bitimely_core.progress import report_progress
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import Run
@@ -350,7 +351,7 @@ def svd(
     joined = " and ".join(map(str, counts))
     page.fact("Sequences", f"{joined}, the same for runs on the same windows")
     page.fact("Tokens", tokens)
-    page.fact("Key width of a head", widths)
+    page.fact("Key width of a head", widths, Sharing.OPEN)
     page.fact("Row normalisation", row_norm)
     _add_notices(page, spectra, counts[0], widths)
     _add_headline(page, spectra)
@@ -433,7 +434,7 @@ def _add_headline(page: PageBuilder, spectra: Mapping[str, RunSpectra]) -> None:
         *((name, part.table()["effective_rank"]) for name, part in ranks), strict=True
     )
     plot = BarPlot(names, values, ylabel="effective rank / N")
-    page.figure("main-score", "Effective rank", caption, plot)
+    page.figure("main-score", "Effective rank", caption, plot, Sharing.OPEN)
 
 
 def _add_comparisons(page: PageBuilder, spectra: Mapping[str, RunSpectra]) -> None:
@@ -469,7 +470,7 @@ def _add_shares(
     page: PageBuilder, name: str, title: str, caption: str, lines: Sequence[Line]
 ) -> None:
     plot = LinePlot(lines, xlabel="k / N", ylabel="share of the sum")
-    page.figure(name, title, caption, plot)
+    page.figure(name, title, caption, plot, Sharing.OPEN)
 
 
 def _add_curves(page: PageBuilder, name: str, run: RunSpectra) -> None:
@@ -504,7 +505,7 @@ def _add_ranks(page: PageBuilder, name: str, run: RunSpectra) -> None:
             mean, sd = np.array(cells, dtype=float).T
             lines.append(Line(words, np.array(layers), mean, mean - sd, mean + sd))
     plot = LinePlot(lines, xlabel="layer", ylabel="effective rank / N")
-    page.figure(f"layers-{name}", "Effective rank by layer", LAYERS, plot)
+    page.figure(f"layers-{name}", "Effective rank by layer", LAYERS, plot, Sharing.OPEN)
 
 
 def _add_tables(page: PageBuilder, name: str, run: RunSpectra) -> None:
@@ -516,9 +517,9 @@ def _add_tables(page: PageBuilder, name: str, run: RunSpectra) -> None:
         for h in run.heads:
             head_rows += [[layer, h + 1, words, *part.cells(h)] for words, part in spectra.items()]
     columns = ["layer", "matrix", *COLUMNS]
-    page.table(f"table-{name}", "Measures by layer", TABLE, columns, rows)
+    page.table(f"table-{name}", "Measures by layer", TABLE, columns, rows, Sharing.OPEN)
     columns = ["layer", "head", "matrix", *COLUMNS]
-    page.table(f"table-heads-{name}", "Measures by head", TABLE, columns, head_rows)
+    page.table(f"table-heads-{name}", "Measures by head", TABLE, columns, head_rows, Sharing.OPEN)
 
 
 def _add_notices(

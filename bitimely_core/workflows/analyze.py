@@ -12,22 +12,15 @@ from typing import Any, TypedDict
 
 from bitimely_core import registry
 from bitimely_core.errors import Exit, safe_text, unknown_name_error, usage_error
-from bitimely_core.page import BarPlot, Figure, ForestPlot, LinePlot, Page, Table, rename_units
-from bitimely_core.privacy import NOTICE, has_small_count, is_small, round_message
+from bitimely_core.page import Figure, Page, Table, rename_units
+from bitimely_core.privacy import NOTICE, Sharing, has_small_count, is_small, round_message
 from bitimely_core.run import FORMAT, Run
 from bitimely_core.store.records import describe_changes
 from bitimely_core.store.workspace import locate_new, shorten_name
 from bitimely_core.system_errors import attach_result
 from bitimely_core.workflows.prepare import Execution, hides_counts, open_run, prepare_windows
 
-# words of columns
-COUNTED = frozenset(
-    {"windows", "subjects", "subject", "n", "support", "rows", "cases", "positive", "unknown"}
-)
-# facts without counts of the rows that were scored
-ABOUT_RUNS = frozenset({"Runs", "Data", "Split", "Model", "Seed", "Versions"})
-# facts with counts of rows or subjects
-OF_PEOPLE = frozenset({"Rows", "Subjects", "Sequences", "Tokens", "Bootstrap", "Intervals"})
+# entries of a summary in which no people are counted
 OPEN_SUMMARY = frozenset({"metrics", "leak_free", "contradiction"})
 UNDISCLOSED = (
     "Withheld: these data have a label whose counts of people are withheld, "
@@ -216,53 +209,41 @@ def _share_page(entry: registry.Entry[Any], page: Page, runs: list[Run]) -> Page
 def protect_page(page: Page, *, withhold: bool = False) -> Page:
     """The page of an analysis of events without what could tell of single people.
 
-    Figures of single people or of counts are left out, and tables, facts and numbers of the summary
-    with a count of 1 to 10. `withhold`: the page has scores of a label whose counts are withheld.
-    Its counts could be computed from them, so that only what the page was made of is left.
+    What is open by its `Sharing` stays. Of the rest figures are left out, and tables and facts with
+    a number of 1 to 10. `withhold`: the page has scores of a label whose counts are withheld. Its
+    counts could be computed from them, so that only open facts are left.
     """
     if withhold:
-        return Page(
-            title=page.title,
-            verdict=UNDISCLOSED,
-            notices=[NOTICE],
-            blocks=[],
-            facts={name: text for name, text in page.facts.items() if name in ABOUT_RUNS},
-            summary={},
-        )
-    return Page(
-        title=page.title,
-        verdict=page.verdict,
+        stated = {name: text for name, text in page.facts.items() if _is_declared_open(page, name)}
+        return Page(title=page.title, verdict=UNDISCLOSED, notices=[NOTICE], facts=stated)
+    return replace(
+        page,
         notices=[*map(round_message, page.notices), NOTICE],
-        blocks=[block for block in page.blocks if _is_open(block)],
-        facts={
-            name: text
-            for name, text in page.facts.items()
-            if name not in OF_PEOPLE or not has_small_count(text)
-        },
+        blocks=list(filter(_is_open, page.blocks)),
+        facts={name: text for name, text in page.facts.items() if _is_open_fact(page, name)},
         summary={key: value for key, value in page.summary.items() if key in OPEN_SUMMARY},
     )
 
 
+def _is_declared_open(page: Page, name: str) -> bool:
+    """Whether its maker states that no people can be counted by a fact."""
+    return page.fact_sharing.get(name) is Sharing.OPEN
+
+
+def _is_open_fact(page: Page, name: str) -> bool:
+    """Whether a fact is declared open, or is not declared and has no small count."""
+    if name in page.fact_sharing:
+        return _is_declared_open(page, name)
+    return not has_small_count(page.facts[name])
+
+
 def _is_open(block: Figure | Table | str) -> bool:
     """Whether a part of a page shows neither single people nor a small count."""
-    if isinstance(block, Table):
-        return not _has_small_cell(block)
-    if isinstance(block, str):
+    if isinstance(block, str) or block.sharing is Sharing.OPEN:
         return True
-    data = block.data
-    if isinstance(data, BarPlot):
-        return not all(isinstance(value, int) for value in data.values)
-    return isinstance(data, LinePlot | ForestPlot)
-
-
-def _has_small_cell(table: Table) -> bool:
-    """Whether a column of counts has one of 1 to 10."""
-    for k, title in enumerate(table.columns):
-        if COUNTED & set(title.lower().replace("_", " ").split()):
-            cells = (row[k] for row in table.rows)
-            if any(isinstance(cell, int) and is_small(cell) for cell in cells):
-                return True
-    return False
+    return isinstance(block, Table) and not any(
+        type(cell) is int and is_small(cell) for row in block.rows for cell in row
+    )
 
 
 def _parse_options(
