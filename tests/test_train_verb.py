@@ -208,3 +208,16 @@ def test_the_page_has_the_score_on_training_windows(home, capsys):
     assert known["n"] == known["total"] == trained["n"]
     for name, metric in trained["metrics"].items():
         assert known["metrics"][name]["value"] == pytest.approx(metric["value"])
+
+
+@pytest.mark.slow
+def test_a_stored_score_on_training_windows_is_measured_again_where_it_was_altered(home, capsys):
+    words = ["evaluate", "stored", "--bootstrap", "0", "--baselines", "cheap"]
+    assert call(capsys, home, "train", *VIEW, *SMALL, "--run", "stored")[0] == 0
+    _, first, _ = call(capsys, home, *words)
+    assert call(capsys, home, *words)[1]["training"] == first["training"]
+    path = home / "runs" / "stored" / "scores.json"
+    scores = json.loads(path.read_text())
+    scores["training"]["metrics"]["accuracy"]["value"] = 0.99
+    path.write_text(json.dumps(scores))
+    assert call(capsys, home, *words)[1]["training"] == first["training"]

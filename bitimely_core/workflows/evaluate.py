@@ -188,7 +188,9 @@ def evaluate(
         scores = scores.model_copy(update={"metrics": metrics})
     else:
         scores, columns = _score_head(opened, head, rows, scores, workspace, place)
-    training = _score_training(opened, split, place)
+    training = None
+    if split != "train":
+        training = _read_training_score(opened) or _score_training(opened, place)
     scores = scores.model_copy(update={"training": training})
     frame: pl.DataFrame | None = None
     files: dict[str, storage.Content | None] = {}
@@ -431,14 +433,28 @@ def _score_objective(opened: Run, windows: Windows, place: Computation) -> dict[
     return {key: MetricValue(value=total / scored) for key, total in sums.items()}
 
 
-def _score_training(opened: Run, split: str, place: Computation) -> TrainingScore | None:
+def _read_training_score(opened: Run) -> TrainingScore | None:
+    """The score on the training windows that an earlier evaluation has stored, where the run was
+    trained on the windows that are scored and its files are as they were written.
+    """
+    stored = opened.folder / "scores.json"
+    if not _is_trained_on(opened) or describe_changes(opened.folder) or not has_result(stored):
+        return None
+    return Scores.load(stored).training
+
+
+def _is_trained_on(opened: Run) -> bool:
+    """Whether the windows that are scored are those of the training."""
+    return opened.windows().fingerprint in {part.fingerprint for part in opened.record.data}
+
+
+def _score_training(opened: Run, place: Computation) -> TrainingScore | None:
     """Scores on at most 5,000 of the windows that the run was trained on; None where it was trained
-    on other tokens than those that are scored, or `split` is the training itself.
+    on other tokens than those that are scored.
     """
     windows, settings = opened.windows(), opened.record.settings
-    trained_on = {part.fingerprint for part in opened.record.data}
     rows = limit_windows(windows, settings.data.limit, settings.train.seed)["train"]
-    if split == "train" or windows.fingerprint not in trained_on or not len(rows):
+    if not (_is_trained_on(opened) and len(rows)):
         return None
     if opened.record.is_finetuned:
         rows = sample_subjects(rows, settings.data.fraction, settings.train.seed)
