@@ -139,7 +139,7 @@ def evaluate(
     _check_arguments(split, by, baselines, compare, margin, workspace)
     others = {"--data": data, "--compare": compare, "--predictions": predictions}
     others |= {"--split": split.removeprefix("test"), "--by": by.removeprefix("subject")}
-    if pooled := _read_pooled(run, workspace, others):
+    if pooled := _read_pooled(find_run_folder(run, workspace), others):
         return pooled
     if device != "auto":  # which every machine has
         from bitimely_core.train.devices import select_device  # with torch
@@ -176,7 +176,7 @@ def evaluate(
         leak_free=record.leak_free,
         subjects_shared_with_training=shared,
         notices=[
-            *_list_changes(run, compare, workspace),
+            *_list_changes(folder, compare, workspace),
             *_list_notices(record, windows, settings, shared, split),
         ],
     )
@@ -256,14 +256,11 @@ def _score_head(
     return scores, columns
 
 
-def _read_pooled(
-    run: str | Path, workspace: Path, others: Mapping[str, object]
-) -> dict[str, object] | None:
+def _read_pooled(folder: Path, others: Mapping[str, object]) -> dict[str, object] | None:
     """The result for a run over folds or seeds, which its training has pooled; None of another run.
 
     Raises UserError: config (exit 2) for `others`, options of another evaluation; incomplete (4).
     """
-    folder = find_run_folder(run, workspace)
     members = RunRecord.load(folder / "run.json").members
     if members is None:
         return None
@@ -314,9 +311,9 @@ def _check_prediction_times(windows: Windows, kind: str, folder: Path) -> None:
         raise usage_error(problem, expected, file=str(windows.folder), field="--predictions")
 
 
-def _list_changes(run: str | Path, compare: str | None, workspace: Path) -> list[str]:
-    """Sentences on the altered files of both runs."""
-    changes = describe_changes(find_run_folder(run, workspace), SOURCES)
+def _list_changes(folder: Path, compare: str | None, workspace: Path) -> list[str]:
+    """Sentences on the altered files of the run in `folder` and of the one it is compared with."""
+    changes = describe_changes(folder, SOURCES)
     if compare is not None:
         changes += describe_changes(find_run_folder(compare, workspace))
     return changes

@@ -79,16 +79,18 @@ def open_run(run: str | Path, execution: Execution, data: str | None = None) -> 
     Raises UserError: not_found (2), incomplete (4).
     """
     workspace = execution.workspace
-    if not execution.dry_run and find_run_folder(run, workspace).parent == registry.PRETRAINED:
-        _copy_pretrained(str(run), workspace)
+    folder = find_run_folder(run, workspace)
+    if not execution.dry_run and folder.parent == registry.PRETRAINED:
+        folder = _copy_pretrained(folder, workspace)
     open_windows = partial(prepare_windows, execution=execution)
-    return Run.open(run, workspace, data=data, open_windows=open_windows).require_finished()
+    return Run.open(folder, workspace, data=data, open_windows=open_windows).require_finished()
 
 
-def _copy_pretrained(name: str, workspace: Path) -> None:
-    folder = registry.PRETRAINED / name
-    files = {path: read_result(folder / path) for path in list_results(folder)}
-    write_results(locate_new(workspace, "runs", name), files)
+def _copy_pretrained(folder: Path, workspace: Path) -> Path:
+    """The folder of the workspace that has the files of a model of the package."""
+    copied = locate_new(workspace, "runs", folder.name)
+    write_results(copied, {path: read_result(folder / path) for path in list_results(folder)})
+    return copied
 
 
 def hides_counts(windows: TokenSet) -> bool:
