@@ -180,22 +180,12 @@ def evaluate(
             *_list_notices(record, windows, settings, shared, split),
         ],
     )
-    head = opened.head()
-    columns: Columns = {}
     place = Computation(batch_size, device)
-    if head is None:
-        metrics = _score_objective(opened, rows, place)
-        scores = scores.model_copy(update={"metrics": metrics})
-    else:
-        scores, columns = _score_head(opened, head, rows, scores, workspace, place)
-    training = None
-    if split != "train":
-        training = _read_training_score(opened) or _score_training(opened, place)
-    scores = scores.model_copy(update={"training": training})
+    scores, columns = _score_run(opened, rows, scores, workspace, place)
     frame: pl.DataFrame | None = None
     files: dict[str, storage.Content | None] = {}
     with attach_result(lambda: protect_scores(scores, windows).to_json()):
-        if head is not None:
+        if columns:
             frame = scoring.predictions_frame(
                 rows.index, windows.task, windows.class_names, **columns
             )
@@ -207,24 +197,55 @@ def evaluate(
         if compare is not None:
             comparison = _compare_runs(frame, compare, workspace, windows, scores, margin)
             scores = scores.model_copy(update={"comparison": comparison})
-        files["scores.json"] = scores.encode()
         exact, scores = scores, protect_scores(scores, windows)
-        if scores != exact:
-            files[Scores.SHARED] = scores.encode()
-        files["model_card.md"] = render_card(folder, record, scores, opened.train_subjects)
-        report = write_report(
-            folder,
-            run_page.evaluation_page(opened, scores, columns),
-            others=files,
-            gone={Scores.SHARED} - files.keys(),
-        )
+        report = _write_scores(opened, exact, scores, columns, files)
     return {"report": str(report), **describe_scores(scores, exact)}
+
+
+def _write_scores(
+    opened: Run,
+    exact: Scores,
+    shared: Scores,
+    columns: Columns,
+    files: dict[str, storage.Content | None],
+) -> Path:
+    """Write the scores of a run with `files`, its card and its page in one step; the page's path.
+    Card and page show the scores that may be shared.
+    """
+    files["scores.json"] = exact.encode()
+    if shared != exact:
+        files[Scores.SHARED] = shared.encode()
+    card = render_card(opened.folder, opened.record, shared, opened.train_subjects)
+    return write_report(
+        opened.folder,
+        run_page.evaluation_page(opened, shared, columns),
+        others={**files, "model_card.md": card},
+        gone={Scores.SHARED} - files.keys(),
+    )
 
 
 def describe_scores(scores: Scores, exact: Scores) -> dict[str, object]:
     """Scores with the verdict, and under `exact` the same where scores are withheld."""
     described = {**scores.to_json(), "verdict": run_page.verdict_text(scores)}
     return described if scores == exact else {**described, EXACT: describe_scores(exact, exact)}
+
+
+def _score_run(
+    opened: Run, rows: Windows, scores: Scores, workspace: Path, place: Computation
+) -> tuple[Scores, Columns]:
+    """The scores with those of a run on `rows` and on its training windows, and the predictions
+    that they are made of, none of a pre-trained run.
+    """
+    head, columns = opened.head(), Columns()
+    if head is None:
+        metrics = _score_objective(opened, rows, place)
+        scores = scores.model_copy(update={"metrics": metrics})
+    else:
+        scores, columns = _score_head(opened, head, rows, scores, workspace, place)
+    training = None
+    if scores.split != "train":
+        training = _read_training_score(opened) or _score_training(opened, place)
+    return scores.model_copy(update={"training": training}), columns
 
 
 def _score_head(
