@@ -21,8 +21,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its imports
     import wfdb
 
-# the writers of wfdb set it off
-pytestmark = pytest.mark.filterwarnings("ignore:The inplace keyword")
 CSV = SAMPLES / "complete" / "bidmc" / "bidmc_csv"
 STEPS = 10_000  # of the WFDB form, a unit
 

@@ -756,7 +756,6 @@ def test_events_are_found_where_predictions_overlap() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # wfdb with a newer pandas
-@pytest.mark.filterwarnings("ignore:The inplace keyword")
 def test_wfdb_and_bdf_recordings_are_read_and_their_labels_stay_closed(
     home: Path, scored: pl.DataFrame, tmp_path: Path
 ) -> None:
