@@ -110,7 +110,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["tokenize", "sleep-edf/stagin"], 2, "sleep-edf/staging"),
         (["list", "modles"], 2, "models"),
         (["analyze", "svdd", "x"], 2, "svd"),
-        (["evaluate", "nothing"], 2, "unknown run"),
+        (["evaluate", "nothing"], 2, "or the folder of a run or export"),
         (["run", "smok"], 2, "smoke"),
         (["ingest", "synthetic", "--shard", "3/2"], 2, "k/n"),
         (["tokenize", "sleep-edf"], 4, "bitimely ingest sleep-edf"),

@@ -30,6 +30,7 @@ from bitimely_core.schemas.tokens import Calibration, Preprocessing
 from bitimely_core.store import storage
 from bitimely_core.store.records import ResultManifest, StoredRecord, write_results
 from bitimely_core.text_paths import accept_texts
+from bitimely_core.tokens.unlabelled import parse_map
 
 RECORDS: dict[str, type[StoredRecord]] = {
     "run.json": RunRecord,
@@ -167,6 +168,7 @@ VERBS_WITH_TEXTS: dict[str, Callable[[str], object]] = {
     "embed": lambda home: bitimely.embed("tuned", workspace=home, dry_run=True),
     "reproduce": lambda home: bitimely.reproduce("tuned", workspace=home, dry_run=True),
     "run": lambda home: bitimely.run("smoke", workspace=home, dry_run=True),
+    "verify": lambda home: bitimely.verify(workspace=home),
     "from_pretrained": lambda home: bitimely.from_pretrained("tuned", workspace=home),
     "open": lambda home: bitimely.Run.open("tuned", home),
 }
@@ -195,6 +197,26 @@ def test_texts_become_paths_wherever_they_stand() -> None:
     with pytest.raises(TypeError, match="positional"):
         wrapped("run", None, (), "one too many")
     assert wrapped.__name__ == "verb"
+
+
+@pytest.mark.parametrize("name", ["map", "channel_map"])
+def test_an_option_has_its_name_on_the_command_line_in_python(name: str) -> None:
+    def predict(run: str, *, channel_map: object = (), **options: object) -> tuple[object, object]:
+        return channel_map, options
+
+    wrapped: Any = accept_texts(predict)
+    assert wrapped("run", **{name: {"EEG": "C3"}}, at=1) == ({"EEG": "C3"}, {"at": 1})
+
+
+@pytest.mark.parametrize("items", ["EEG=C3", ["EEG=C3"], {"EEG": "C3"}])
+def test_channels_are_mapped_by_a_text_a_list_or_a_dict(items: Any) -> None:
+    assert parse_map(items, ["EEG"]).list_names("EEG") == ("C3", "EEG")
+
+
+def test_the_command_after_an_export_quotes_its_folder(home: Path) -> None:
+    out = home / "my exports"
+    result = bitimely.export("tuned", workspace=home, out=out, dry_run=True)
+    assert result["next"] == f"bitimely predict '{out}' FILES"
 
 
 def test_options_of_the_command_line_are_arguments_in_python(home: Path) -> None:

@@ -17,6 +17,7 @@ from bitimely_cli.following import name_next
 from bitimely_cli.main import main
 from bitimely_core import registry, tokens
 from bitimely_core.errors import UserError
+from bitimely_core.evaluate import METRICS
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import Scores
 from bitimely_core.store.records import read_result_table
@@ -131,6 +132,9 @@ def test_the_same_command_again_keeps_the_folds_and_makes_the_missing_one(home, 
 def test_the_run_is_one_row_and_its_scores_are_read_again(home, capsys):
     code, result, _ = call(capsys, home, "evaluate", RUN)
     assert (code, result["n_subjects"]) == (0, 30)
+    assert main(["evaluate", RUN, "-w", str(home)]) == 0
+    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert rows[rows.index("accuracy") :][:6] == list(METRICS["classification"])
     code, result, _ = call(capsys, home, "report", RUN)
     assert code == 0
     assert set(result["summary"]) == {RUN, "baseline_differences"}

@@ -59,7 +59,7 @@ def report_unfilled(unfilled: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
     if rels:
         yield input_warning(
             Reason.CHECKSUM,
-            f"{len(rels)} headers state the checksum 0, as all in their folder do",
+            f"{len(rels):,} headers state the checksum 0, as all in their folder do",
             "taken for not filled in: damage of the samples would not be seen",
             file=rels[0],
             count=len(rels),

@@ -130,6 +130,7 @@ def find_run_folder(run: str | Path, workspace: Path) -> Path:
     runs = sorted(path.parent.name for path in (workspace / "runs").glob("*/run.json"))
     runs += sorted(path.parent.name for path in registry.PRETRAINED.glob("*/run.json"))
     error = unknown_name_error("run", name, runs)
+    error.requirement += ", or the folder of a run or export"
     error.file = str(workspace / "runs")
     raise error
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from pydantic import Field
@@ -92,6 +92,10 @@ ANONYMOUS = "1985-01-01"  # the date of EDF files whose start is not told
 UNLABELLED = ""  # the only class of the epochs that windows are cut from
 
 
+# one item or several, or channel of the run -> channel of the files
+MapItems: TypeAlias = str | Sequence[str] | Mapping[str, str]
+
+
 class ChannelMap(Section):
     """`--map`: the channels of the run in the files, and what tables and arrays do not state."""
 
@@ -112,13 +116,15 @@ class ChannelMap(Section):
         return (names, wanted) if isinstance(names, str) else (*names, wanted)
 
 
-def parse_map(items: Sequence[str], channels: Sequence[str]) -> ChannelMap:
+def parse_map(items: MapItems, channels: Sequence[str]) -> ChannelMap:
     """The map of `WANTED=FOUND` items and TOML files, later ones added.
 
     `channels` are those of the run. Raises UserError (exit 2).
     """
+    if isinstance(items, Mapping):
+        items = [f"{wanted}={name}" for wanted, name in items.items()]
     mapping = ChannelMap()
-    for item in items:
+    for item in [items] if isinstance(items, str) else items:
         wanted, sign, name = item.partition("=")
         values: SettingsLayer = {"channels": {wanted: name}}
         if not sign or (wanted not in channels and item.lower().endswith(".toml")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -125,9 +126,10 @@ def _check_format(name: str, run: Run) -> None:
 
 def _name_next(run: Run, target: Path) -> str | None:
     """The command that reads the folder; none for a method on histories."""
+    folder = shlex.quote(str(target))
     if run.record.is_finetuned and not run.record.data[0].vocabulary:
-        return f"bitimely predict {target} FILES"
-    return None if run.record.is_method else f"bitimely pretrain --init {target}"
+        return f"bitimely predict {folder} FILES"
+    return None if run.record.is_method else f"bitimely pretrain --init {folder}"
 
 
 def _require_empty(folder: Path, names: set[str]) -> None:

@@ -46,6 +46,7 @@ from bitimely_core.store.workspace import find_run_folder, locate_new
 from bitimely_core.tokens.resampling import to_physical
 from bitimely_core.tokens.unlabelled import (
     ChannelMap,
+    MapItems,
     NewRecording,
     cut_unlabelled,
     find_recordings,
@@ -269,7 +270,7 @@ class Predictor:
         self,
         files: str | Path | Sequence[str | Path],
         *,
-        channel_map: Sequence[str] = (),
+        channel_map: MapItems = (),
         times: str | Path | None = None,
         batch_size: int | None = None,
         device: str = "auto",
@@ -385,7 +386,7 @@ def predict(
     run: str | Path,
     files: Sequence[str | Path],
     *,
-    channel_map: Sequence[str] = (),
+    channel_map: MapItems = (),
     times: str | Path | None = None,
     calibrate_on: Path | None = None,
     as_of: str | None = None,
@@ -403,7 +404,9 @@ def predict(
     `files` are recordings, folders of them (also BIDS) and caches; labels beside them are never
     opened, but for the times of points where the run reads windows around points. `times`: a file
     with such times (`recordings.points.read_times`), instead of them. `channel_map` has items
-    `WANTED=FOUND` (channel of the run = channel of the files) and TOML files (`ChannelMap`).
+    `WANTED=FOUND` (channel of the run = channel of the files) and TOML files (`ChannelMap`), or is
+    a dict of such channels. `map` and `at`, as on the command line, stand for `channel_map` and
+    `times`.
     Confidence and sets are calibrated on the validation windows of the
     run, or on one person's own labelled recordings `calibrate_on` (a file, a BIDS folder, a cache).
     Every recording has a folder with `predictions.parquet`, of classes `<recording>_events.tsv` and

@@ -81,13 +81,15 @@ class VerifyResult(TypedDict):
     exit_code: int  # 0 good, 4 incomplete, 5 damaged
 
 
-def verify(path: Path, *, deep: bool = False) -> VerifyResult:
+def verify(
+    path: Path | None = None, *, workspace: Path = Path("workspace"), deep: bool = False
+) -> VerifyResult:
     """Check a workspace, a cache, a token set, a run, a checkpoint, a model folder or a raw folder
-    with SHA256SUMS.txt.
+    with SHA256SUMS.txt; `path` None: `workspace`.
 
     Raises UserError (exit 4) where none of them is found.
     """
-    artefacts = _require_artefacts(Path(path))
+    artefacts = _require_artefacts(Path(path or workspace))
     checked: list[CheckedFolder] = []
     findings: list[Finding] = []
     for done, (kind, folder) in enumerate(artefacts):
