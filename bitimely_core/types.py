@@ -68,6 +68,8 @@ class Record:
     attributes: Attributes = field(default_factory=dict)  # allow-listed: age, sex, night ...
     start_time: str | None = None  # ISO; only with --keep-dates
     findings: list[Finding] = field(default_factory=list)  # warnings and infos of this unit
+    # channel -> its name in the file, of channels that have the names of a run
+    sources: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -283,6 +283,9 @@ def test_another_name_needs_a_map_and_the_nearest_is_named(
         assert call(home, [other], tmp_path / "mapped", "--map", item) == 0
         found = pl.read_parquet(tmp_path / "mapped" / "predictions.parquet")
         assert found.drop("recording_id").equals(wanted.drop("recording_id"))
+    page = (tmp_path / "mapped" / "other" / "report.html").read_text()
+    assert ">Fpz-Cz (Hz)<" in page
+    assert "EEG Fpz-Cz (Hz)" not in page
     assert call(home, [other], tmp_path / "wrong", "--map", "EEG Fpz=Fpz-Cz") == 2
     assert "EEG Fpz-Cz" in capsys.readouterr().err
 
@@ -306,8 +309,11 @@ def test_units_and_rates_are_converted_and_said_or_refused(
         atol=1e-5,
     )
     fast = rewrite(night, tmp_path / "fast.edf", lambda c: c, factor=2)
+    assert call(home, [fast, fast], tmp_path / "two") == 0
+    err = capsys.readouterr().err
+    assert err.count("resampled") == 1
+    assert "200 Hz (and in 1 more recording)" in err
     assert call(home, [fast], tmp_path / "out") == 0
-    assert "200 Hz" in capsys.readouterr().err
     assert np.allclose(
         pl.read_parquet(tmp_path / "out" / "predictions.parquet")["p_N2"].to_numpy(),
         wanted,

@@ -544,7 +544,12 @@ def select_channels(record: Record, plan: ReadingPlan) -> Record:
         parts = [[signal for signal in record.signals if signal.channel == name] for name in names]
         read = parts[0] if len(parts) == 1 else derive_signals(parts[0], parts[1])
         signals += [signal._replace(channel=wanted) for signal in read]
-    record = replace(record, signals=signals, start_time=_drop_date(record.start_time))
+    record = replace(
+        record,
+        signals=signals,
+        start_time=_drop_date(record.start_time),
+        sources={wanted: MINUS.join(names) for wanted, names in sources.items()},
+    )
     return _select_labels(record, plan)
 
 

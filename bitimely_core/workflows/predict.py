@@ -52,7 +52,7 @@ from bitimely_core.tokens.unlabelled import (
     find_recordings,
     parse_map,
 )
-from bitimely_core.types import Annotation, Record
+from bitimely_core.types import Annotation, Record, group_by
 from bitimely_core.workflows import hub
 from bitimely_core.workflows.calibrate import (
     calibrate_folds,
@@ -196,8 +196,9 @@ def _describe_night(record: Record, windows: Windows, prediction: npt.NDArray[An
     hypnogram = place_epochs(onsets, prediction.argmax(1), epoch, origin=0.0)
     endpoints = compute_endpoints(hypnogram, windows.class_names, epoch)
     first = record.signals[0]
+    name = record.sources.get(first.channel, first.channel)
     spectrogram = compute_spectrogram(
-        first.channel, to_physical(first), first.rate, onsets - first.onset, epoch
+        name, to_physical(first), first.rate, onsets - first.onset, epoch
     )
     clock = _read_clock(record)
     return Night(endpoints, spectrogram, None if clock is None else clock + float(onsets[0]))
@@ -500,10 +501,20 @@ def _predict_recordings(
     report = _write_collection(target, model, rows)
     return {
         "recordings": rows,
-        "findings": list(map(Finding.as_dict, (*faults, *findings))),
+        "findings": list(map(Finding.as_dict, (*faults, *_join_equal(findings)))),
         "report": str(report),
         "exit_code": int(Exit.PARTIAL if faults else Exit.OK),
     }
+
+
+def _join_equal(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Findings that differ by their recording alone as one: the first, with their number."""
+    groups = group_by(findings, lambda finding: replace(finding, file=None))
+    for first, *others in groups.values():
+        recordings = "recording" if len(others) == 1 else "recordings"
+        rest = f" (and in {len(others):,} more {recordings})" if others else ""
+        count = first.count + sum(finding.count for finding in others)
+        yield replace(first, problem=first.problem + rest, count=count)
 
 
 def find_places(
