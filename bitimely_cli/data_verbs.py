@@ -485,7 +485,7 @@ def verify(
     from bitimely_core import workflows
 
     with screen.progress():
-        result = workflows.verify(path, workspace=common.workspace, deep=deep)
+        result = workflows.verify(path or common.workspace, deep=deep)
     checked = result["checked"]
     screen.print_findings(result["findings"])
     screen.table(

@@ -513,8 +513,11 @@ def _join_equal(findings: Sequence[Finding]) -> Iterator[Finding]:
     for first, *others in groups.values():
         recordings = "recording" if len(others) == 1 else "recordings"
         rest = f" (and in {len(others):,} more {recordings})" if others else ""
-        count = first.count + sum(finding.count for finding in others)
-        yield replace(first, problem=first.problem + rest, count=count)
+        yield replace(
+            first,
+            problem=first.problem + rest,
+            count=sum(finding.count for finding in (first, *others)),
+        )
 
 
 def find_places(
