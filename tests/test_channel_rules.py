@@ -174,10 +174,11 @@ def test_a_four_in_a_channel_of_stages_is_asked_about(tmp_path: Path) -> None:
         assert [note.label for note in records["a"].annotations] == ["W", "N2", stage]
 
 
-def test_a_column_of_numbered_labels_is_no_input(tmp_path: Path) -> None:
+@pytest.mark.parametrize("label", ["label", "class", "restimulus", "eyeDetection"])
+def test_a_column_of_numbered_labels_is_no_input(tmp_path: Path, label: str) -> None:
     (tmp_path / "raw").mkdir()
     rows = "".join(f"{i / 50},{i % 7},{1 + i // 500}\n" for i in range(1500))
-    (tmp_path / "raw" / "a.csv").write_text("time,acc_x,label\n" + rows)
+    (tmp_path / "raw" / "a.csv").write_text(f"time,acc_x,{label}\n" + rows)
     records, report = read(tmp_path / "raw")
     assert list_names(records["a"]) == ["acc_x"]
     assert [tuple(note) for note in records["a"].annotations] == [
@@ -185,10 +186,10 @@ def test_a_column_of_numbered_labels_is_no_input(tmp_path: Path) -> None:
         (10.0, 10.0, "2"),
         (20.0, 10.0, "3"),
     ]
-    assert "'label' in 1 of 1" in list_messages(report)
-    text = '[[files]]\npattern = "*.csv"\ntime = "time"\nchannels = ["acc_x", "label"]\n'
+    assert f"'{label}' in 1 of 1" in list_messages(report)
+    text = f'[[files]]\npattern = "*.csv"\ntime = "time"\nchannels = ["acc_x", "{label}"]\n'
     records, _ = read(tmp_path / "raw", text)
-    assert list_names(records["a"]) == ["acc_x", "label"]
+    assert list_names(records["a"]) == ["acc_x", label]
 
 
 @pytest.mark.parametrize(("scale", "digital"), [(400 / 4095, 51), (0.001, 5)])

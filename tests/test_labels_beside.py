@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -852,6 +852,30 @@ def test_times_of_day_beside_a_table_whose_clock_is_one(tmp_path: Path) -> None:
     assert [(onset, word) for onset, _, word in labels(record)] == [
         (60.0 + 30 * i, word) for i, word in enumerate(STAGE_WORDS)
     ]
+
+
+@pytest.mark.parametrize(
+    ("zone", "onset"),
+    [
+        (0, "2021-06-01T23:00:10+02:00"),
+        (2, "2021-06-01 21:00:10 UTC"),
+        (3, "2021-06-01T15:00:10-0600"),
+        (2, "1622581210"),
+        (None, "2021-06-01T23:00:10+02:00"),  # the table counts from 1970
+    ],
+)
+def test_labels_and_a_table_of_two_zones(tmp_path: Path, zone: int | None, onset: str) -> None:
+    """The label begins 70 s after the first row."""
+    raw, start = tmp_path / "raw", datetime(2021, 6, 1, 20, 59, tzinfo=UTC)
+    times = [start + timedelta(seconds=second) for second in range(100)]
+    if zone is None:
+        cells = [f"{time.timestamp():.0f}" for time in times]
+    else:
+        cells = [time.astimezone(timezone(timedelta(hours=zone))).isoformat() for time in times]
+    write(raw / "a.csv", "\n".join(["time,ECG", *(f"{cell},{i}" for i, cell in enumerate(cells))]))
+    write(raw / "a_events.csv", f"onset,duration,label\n{onset},10,rest\n")
+    attempt("generic", raw, tmp_path / "cache")
+    assert labels(recordings(tmp_path / "cache")["a"]) == [(70.0, 10.0, "rest")]
 
 
 def test_a_json_states_its_epochs(tmp_path: Path) -> None:

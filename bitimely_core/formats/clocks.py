@@ -87,6 +87,7 @@ class Times(NamedTuple):
     origin: float  # seconds on the file's own clock of that first row; 0.0 for date-times
     # of that row, where the clock is absolute: the civil time, where the zone is stated
     start: datetime | None
+    zone: float | None = None  # seconds from UTC to the clock of `start`, where it is stated
 
 
 # --- what a header says
@@ -398,13 +399,13 @@ def parse_texts(cells: pl.Series, form: str) -> Times | int:
     first = float(filled[0])
     if form.startswith("elapsed") or form == "half-day":
         return Times(pass_midnight(seconds) - first, 0.0 if form == "half-day" else first, None)
-    zone = _read_zone(texts[int(np.isfinite(seconds).argmax())]) if "%z" in form else 0.0
+    zone = read_offset(texts[int(np.isfinite(seconds).argmax())]) if "%z" in form else None
     # whole microseconds: float64 holds those of this century
-    return Times(np.round(seconds - first, 6), 0.0, _make_moment(first + zone))
+    return Times(np.round(seconds - first, 6), 0.0, _make_moment(first + (zone or 0.0)), zone)
 
 
-def _read_zone(text: str) -> float:
-    """Seconds from UTC to the civil time of a date-time that ends with its zone, such as +0100."""
+def read_offset(text: str) -> float:
+    """Seconds from UTC to the civil time of a date-time that ends with its offset, as +0100."""
     return float(f"{text[-5]}1") * (3600 * int(text[-4:-2]) + 60 * int(text[-2:]))
 
 
@@ -471,7 +472,7 @@ def scale_numbers(values: np.ndarray, unit: str) -> Times:
     epoch = find_epoch(filled[:1], unit)
     if epoch is not None:
         unix = first * seconds - epoch
-        return Times(elapsed, unix, _make_moment(unix))
+        return Times(elapsed, unix, _make_moment(unix), zone=0.0)
     return Times(elapsed, first * seconds, None)
 
 

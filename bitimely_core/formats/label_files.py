@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from bitimely_core.formats import matlab, vendors
-from bitimely_core.formats.clocks import DAY, UNIX, pass_midnight
+from bitimely_core.formats.clocks import DAY, UNIX, ZONES, pass_midnight, read_offset
 from bitimely_core.formats.stage_texts import (
     EPOCH,
     SCORER,
@@ -83,7 +83,7 @@ CODE = re.compile(r"-?\d{1,2}(?:\.0+)?")
 CLOCK = re.compile(
     r"(?:(?P<day>\d{4}-\d\d?-\d\d?|\d{1,2}[./]\d{1,2}[./]\d{2,4})[T ,]*)?"
     r"(?P<h>\d{1,2}):(?P<m>\d\d)(?::(?P<s>\d\d(?:[.,]\d+)?))?\s*(?P<half>[AaPp]\.?[Mm]\.?)?"
-    r"\s*(?:Z|UTC|GMT|[+-]\d\d:?\d\d)?"
+    r"\s*(?P<zone>Z|UTC|GMT|[+-]\d\d:?\d\d)?"
 )
 ELAPSED = re.compile(r"0\+(\d+):(\d\d):(\d\d(?:\.\d+)?)")  # of Luna
 EPOCH_NUMBER = re.compile(r"e(?::(\d+))?:(\d+)")  # of Luna: length where it is not 30 s, number
@@ -125,6 +125,7 @@ class LabelText(NamedTuple):
     epoch: float | None = None  # seconds of a stage, where the file states them
     begin: float | None = None  # seconds of the day, where lines above the stages say so
     lights_off: float | None = None  # the same
+    zone: float | None = None  # seconds from UTC to the clock of the first label, where it says so
 
 
 class Columns(NamedTuple):
@@ -463,7 +464,15 @@ def _parse_rows(cells: Sequence[Sequence[str]], columns: Columns) -> LabelText |
         row._replace(text=row.text + mark) for row, (_, mark) in zip(rows, labelled, strict=True)
     ]
     dropped = len(parsed) - len(rows)
-    return LabelText(form, clock, rows, dropped, codes, is_listed, columns.is_prose)
+    zone = 0.0 if clock == "unix" else _find_zone(first)
+    return LabelText(form, clock, rows, dropped, codes, is_listed, columns.is_prose, zone=zone)
+
+
+def _find_zone(cell: str) -> float | None:
+    """Seconds from UTC to the clock of a time that ends with its zone."""
+    clock = CLOCK.fullmatch(cell)
+    text = clock["zone"] if clock else None
+    return read_offset(ZONES.get(text, text).replace(":", "")) if text else None
 
 
 def _list_texts(columns: Columns) -> list[tuple[Columns, str]]:

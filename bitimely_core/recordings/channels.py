@@ -41,7 +41,10 @@ FILLERS = re.compile(
 )
 # of channels of stages, and of those of other states; what is read of them are annotations
 STAGES = re.compile(r"(sleep)?(stages?|staging)(codes?|channel|ch)?\d*|hypno[a-z0-9]*")
-STATES = re.compile(r"(class|activity)?labels?|(activity|class)(id|codes?)")
+STATES = re.compile(
+    r"(class|activity|gesture)?labels?|(activity|class|gesture|condition)(id|codes?)"
+    r"|class(es)?|gestures?|(re)?stimulus|conditions?|eye(state|detection)"
+)
 LABELS = re.compile(f"{STAGES.pattern}|{STATES.pattern}")
 NO_INPUTS = {"MISC", "OTHER", "REF", "SYSCLOCK", "ADC", "DAC"}  # types of BIDS
 LOW_BITS = 0xFFFF  # of a channel of more than 16 bits: BioSemi keeps flags of its own above them

@@ -40,7 +40,7 @@ class RecordingTime(NamedTuple):
     length: float  # seconds
     rate: float  # Hz, of its fastest channel
     origin: float = 0.0  # its beginning by the clock of its own file, seconds
-    is_utc: bool = False  # whether `start` is in UTC, whatever the clocks on the walls
+    zone: float | None = None  # seconds from UTC to the clock of `start`, where it is stated
 
 
 class LabelSource(NamedTuple):
@@ -230,7 +230,7 @@ def _report_zero(start: datetime) -> Finding:
 
 
 def _report_utc() -> Finding:
-    problem = "its times of day are taken for UTC, since the recording counts from 1970"
+    problem = "its times of day are taken for UTC, since the recording is timed in UTC"
     hint = "If they are an hour ahead of UTC, write shift = -3600 in [labels] of the map, and so on"
     return input_warning(Reason.START_MISMATCH, problem, "they may be hours off", hint)
 
@@ -240,6 +240,7 @@ def _read_text(file: LabelFile, time: RecordingTime, rules: LabelRules) -> Label
     if table is None:
         wanted = "expected one stage a line, or a table with times and labels"
         raise input_error(Reason.ANNOTATION_SYNTAX, "is no file of labels that is known", wanted)
+    table = _move_to_zone(table, time.zone)
     shift, factor, step = _find_shift(table, time), 1.0, label_files.find_step(table.rows)
     if shift is None:
         return LabelSource(file.rel, [], findings=(_report_no_start("clock times"),))
@@ -253,7 +254,7 @@ def _read_text(file: LabelFile, time: RecordingTime, rules: LabelRules) -> Label
         table = table._replace(rows=_count_seconds(table.rows, time.rate))
         step = label_files.find_step(table.rows)
     elif table.clock == "day":
-        findings += _report_day(time, shift, rules)
+        findings += _report_day(table, time, shift, rules)
     findings += _report_dropped(table.dropped)
     return LabelSource(
         file.rel,
@@ -265,11 +266,23 @@ def _read_text(file: LabelFile, time: RecordingTime, rules: LabelRules) -> Label
     )
 
 
-def _report_day(time: RecordingTime, shift: float, rules: LabelRules) -> list[Finding]:
+def _move_to_zone(table: label_files.LabelText, zone: float | None) -> label_files.LabelText:
+    """Labels by the clock of the recording, where both say how far theirs is from UTC."""
+    if table.zone is None or zone is None or table.zone == zone:
+        return table
+    first = table.rows[0].onset
+    delay = (first + zone - table.zone) % clocks.DAY - first
+    return table._replace(rows=[row._replace(onset=row.onset + delay) for row in table.rows])
+
+
+def _report_day(
+    table: label_files.LabelText, time: RecordingTime, shift: float, rules: LabelRules
+) -> list[Finding]:
     """Warnings of times of day, which may count from the start or be of another zone."""
     if not shift and time.start:
         return [_report_zero(time.start)]
-    return [_report_utc()] if time.is_utc and not rules.shift else []
+    is_taken = time.zone == 0 and table.zone is None and not rules.shift
+    return [_report_utc()] if is_taken else []
 
 
 def _count_seconds(rows: Sequence[label_files.LabelRow], rate: float) -> list[label_files.LabelRow]:

@@ -224,7 +224,7 @@ class RecordingInfo:
     facts: dict[str, ChannelFacts] = field(default_factory=dict)  # by the channels table of BIDS
     stated_rate: float | None = None  # Hz, by the description beside a recording
     headers: tuple[tuple[str, str], ...] = ()  # names and units of columns, by that beside a table
-    is_utc: bool = False  # whether the recording's clock counts from 1970
+    zone: float | None = None  # seconds from UTC to the recording's clock, where it is stated
     is_part: bool = False  # of a recording in several files: all channels are read
 
 

@@ -15,8 +15,8 @@ from bitimely_core.types import count_nouns
 
 # numbers that programs write, and the ends of the ranges of converters
 CODES = (
-    -999.0, -9999.0, -99999.0, -999999.0, 9999.0, 99999.0, 999999.0, 32767.0, -32768.0, 65535.0,
-    8388607.0, -8388608.0, 2147483647.0, -2147483648.0, 4294967295.0,
+    -999.0, -9999.0, -99999.0, -999999.0, 9999.0, 99999.0, 999999.0, 32767.0, -32768.0, -3276.8,
+    3276.7, 65535.0, 8388607.0, -8388608.0, 2147483647.0, -2147483648.0, 4294967295.0,
 )  # fmt: skip
 FAR = 2.0  # times the range of the others, and their size
 APART = 0.2  # of the median of a vital sign, to its nearest other value

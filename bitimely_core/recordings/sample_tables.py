@@ -50,6 +50,7 @@ class TimedSignals(NamedTuple):
     findings: list[Finding]
     start: datetime | None  # of the first sample, where the clock is absolute
     origin: float  # seconds of the first sample on the file's own clock
+    zone: float | None = None  # seconds from UTC to the clock of `start`, where it is stated
 
     @property
     def is_grid(self) -> bool:
@@ -234,7 +235,7 @@ class NamedColumns(NamedTuple):
             first = float(next(iter(seconds[np.isfinite(seconds)]), 0.0))
             start = times.start + timedelta(seconds=first) if times.start else None
             origin = 0.0 if times.start else times.origin + first
-            times = clocks.Times(seconds - first, origin, start)
+            times = times._replace(seconds=seconds - first, origin=origin, start=start)
         return self._replace(values=self.values[rows], times=times)
 
     def make_signal(self, k: int, rate: float, samples: np.ndarray, onset: float) -> Signal:
@@ -418,7 +419,8 @@ def _time_signals(
     if timed.used is not None:
         table = table._replace(values=table.values[timed.used])
     signals = _cut_signals(table, timed.rate, timed.stretches)
-    return TimedSignals(signals, [*remarks, *timed.findings], times.start, times.origin)
+    findings = [*remarks, *timed.findings]
+    return TimedSignals(signals, findings, times.start, times.origin, times.zone)
 
 
 def _is_uneven(
@@ -506,7 +508,7 @@ def _grid_signals(
         level="info",
     )
     start = times.start + timedelta(seconds=grid.onset) if times.start else None
-    return TimedSignals(signals, [finding], start, times.origin + grid.onset)
+    return TimedSignals(signals, [finding], start, times.origin + grid.onset, times.zone)
 
 
 def _place_labels(info: RecordingInfo, timed: TimedSignals) -> tuple[RecordingInfo, list[Finding]]:
@@ -519,7 +521,7 @@ def _place_labels(info: RecordingInfo, timed: TimedSignals) -> tuple[RecordingIn
     last = max((s.onset + len(s.samples) / s.rate for s in timed.signals), default=0.0)
     step = max((1 / signal.rate for signal in timed.signals), default=0.0)
     if timed.start is not None:
-        return replace(info, is_utc=origin >= clocks.UNIX[0]), []
+        return replace(info, zone=timed.zone), []
     if abs(origin) < step:
         return info, []
     info = replace(info, origin=origin)

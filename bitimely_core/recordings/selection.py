@@ -36,7 +36,7 @@ def make_record(
         selected, triggers = select_channels(signals, info, remarks)
     end = max(signal.onset + len(signal.samples) / signal.rate for signal in selected)
     rate = max(signal.rate for signal in selected)
-    time = RecordingTime(start, end, rate, info.origin, info.is_utc)
+    time = RecordingTime(start, end, rate, info.origin, info.zone)
     info = replace(info, notes=(*info.notes, *triggers))
     channels = read_stage_channels(signals, info, rel)
     labelled = select_annotations(rel, notes, info, time, remarks, channels)
