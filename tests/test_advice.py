@@ -102,6 +102,16 @@ def test_files_without_a_rate_are_read_by_the_commands_of_the_messages(desk: Des
     assert len(desk.windows("generic")) == 100  # of 10 s at the assumed 1 Hz
 
 
+def test_a_rate_in_the_names_is_proposed(desk: Desk) -> None:
+    for name in ("p1_ecg_250Hz", "p2_ecg_250Hz"):
+        write_csv(name)
+        table = Path(f"raw/{name}.csv")  # without its clock
+        table.write_text("".join(f"{row.split(',')[1]}\n" for row in table.read_text().split()))
+    assert desk.run("ingest generic raw --init-map map.toml") == 0
+    assert desk.run(desk.find(COMMAND)) == 0
+    assert {s.rate for record in desk.records().values() for s in record.signals} == {250.0}
+
+
 def test_another_map_is_read_by_the_same_command(desk: Desk) -> None:
     write_csv("p1")
     assert desk.run("ingest generic raw --init-map map.toml") == 0

@@ -141,6 +141,13 @@ def test_codes_of_a_trigger_channel_are_points(tmp_path: Path, label: str) -> No
     assert f"'{label}' in 1 of 1" in list_messages(report)
 
 
+def test_an_edf_that_is_called_rec(tmp_path: Path) -> None:
+    write_edf(tmp_path / "raw" / "a.edf", {"C4": (make_noise(30), "uV")})
+    expected = read(tmp_path / "raw")[0]["a"].signals[0].samples
+    (tmp_path / "raw" / "a.edf").rename(tmp_path / "raw" / "a.rec")
+    np.testing.assert_array_equal(read(tmp_path / "raw")[0]["a"].signals[0].samples, expected)
+
+
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("label", ["Hypnogram", "Sleep Stage", "STAGE", "hypno"])
 def test_a_channel_of_stages_is_no_input(tmp_path: Path, label: str, whole: bool) -> None:

@@ -329,7 +329,7 @@ def test_a_number_for_a_missing_value_is_said_and_the_map_settles_it(
     assert "write missing = [] in [[files]]" in said
     (tmp_path / "kept").mkdir()
     kept = read(tmp_path / "kept", "a.csv", text, "[[files]]\nmissing = []\n").signals[0].samples
-    assert set(kept[is_missing].tolist()) == {float(number)}
+    assert set(kept[is_missing].tolist()) == {float(np.float32(number))}
     (tmp_path / "own").mkdir()
     chosen = '[[files]]\nmissing = ["7777"]\n'
     other = read(tmp_path / "own", "a.csv", text.replace(number, "7777"), chosen).signals[0].samples
@@ -1387,6 +1387,16 @@ def test_units_may_stand_behind_numbers(tmp_path: Path) -> None:
     assert units == [("SpO2", "%"), ("Temp", "C"), ("Pulse", "bpm")]
     np.testing.assert_array_equal(record.signals[0].samples, 95 + np.arange(ROWS) % 3)
     np.testing.assert_allclose(record.signals[1].samples, 36 + WAVE, rtol=1e-6)
+
+
+def test_cells_below_a_limit_are_missing_where_the_map_says_so(tmp_path: Path) -> None:
+    text = lines("time_s,CRP\n", lambda i, v: f"{i},{'<0.1' if i % 5 == 0 else v}")
+    with pytest.raises(UserError, match="quarantined"):
+        read(tmp_path, "a.csv", text)
+    assert "write their texts into [[files]] of --map: missing" in messages(tmp_path)
+    chosen = '[[files]]\nmissing = ["<0.1"]\n'
+    samples = read(tmp_path / "own", "a.csv", text, chosen).signals[0].samples
+    np.testing.assert_array_equal(np.isnan(samples), np.arange(ROWS) % 5 == 0)
 
 
 def test_codes_of_a_monitor_without_a_patient_are_missing(tmp_path: Path) -> None:

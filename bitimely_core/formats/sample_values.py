@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,6 +33,10 @@ from bitimely_core.system_errors import raise_system_error
 if TYPE_CHECKING:
     import polars as pl
 
+MISSING_HINT = (
+    "If such cells hold no value, write their texts into [[files]] of --map: "
+    'missing = ["<0.1", "low"], and so on'
+)
 BLOCK = 1 << 22  # bytes that the parser takes at once
 NULLS = sorted(  # all spellings: the parser looks at capitals
     {
@@ -210,7 +215,8 @@ def _read_cell(row: TableRow, place: int, facts: table_facts.TableFacts) -> floa
         value = tables.parse_number(cell)
     except UserError as error:
         name = facts.columns[place].header or f"column {place + 1}"
-        raise finding_to_error(tables.locate_cell(error, row.row, name)) from None
+        fault = replace(tables.locate_cell(error, row.row, name), hint=MISSING_HINT)
+        raise finding_to_error(fault) from None
     return math.nan if value is None else value
 
 

@@ -26,6 +26,7 @@ Clock = Literal["", "s", "ms", "us", "ns", "min", "h", "days", "ticks", "samples
 SUFFIXES: dict[str, Format] = {
     ".edf": "edf",
     ".bdf": "edf",
+    ".rec": "edf",
     ".hea": "wfdb",
     ".csv": "table",
     ".csv.gz": "table",

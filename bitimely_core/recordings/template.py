@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -52,9 +53,7 @@ GROUPS = 12  # folders and endings in groups of their own
 FOLDERS = 3  # that hold the same, from which on one pattern stands for all
 LISTED = 60  # channels of a group
 ASSUMED_RATE = 1.0  # Hz, of files that state none
-RATE_LINE = (
-    f"rate = {ASSUMED_RATE}  # TO STATE: Hz; no file says it, and {ASSUMED_RATE:g} is assumed"
-)
+NAMED_RATE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)[ _-]?hz(?![a-z])", re.IGNORECASE)
 MATCH_LINE = (
     '# match = "(?P<subject>[^/_]+)_"  # TO STATE where several recordings are of one person: '
     "a regular expression on the path"
@@ -414,15 +413,23 @@ def _read_header(
 def _describe_arrays(source: Source, rels: Sequence[str], kind: str) -> list[str]:
     """Lines of files of arrays; those that hold a rate need none in the map."""
     rates = [find_rate(source.path(rel)) for rel in rels[:NIGHTS] if rel in source.files]
-    rate = [] if rates and all(rates) else [RATE_LINE]
+    rate = [] if rates and all(rates) else [_propose_rate(rels)]
     return [*([VARIABLE_LINE] if kind == "mat" else []), *rate, ARRAY_LINE]
+
+
+def _propose_rate(rels: Sequence[str]) -> str:
+    """The line of a rate that no file states: what all names say, such as `ecg_250Hz.csv`."""
+    rates = {float(match[1]) if (match := NAMED_RATE.search(rel)) else None for rel in rels}
+    rate = rates.pop() if len(rates) == 1 else None
+    reason = "the names say it" if rate else f"no file says it, and {ASSUMED_RATE:g} is assumed"
+    return f"rate = {rate or ASSUMED_RATE}  # TO STATE: Hz; {reason}"
 
 
 def _describe_columns(source: Source, rels: Sequence[str]) -> list[str]:
     """Lines of tables with a column a channel: how they are read, their clock, their channels."""
     sniffed = [facts for rel in rels[:FILES] if (facts := sniff_file(source, rel)) is not None]
     if not sniffed:
-        return [RATE_LINE]
+        return [_propose_rate(rels)]
     first = sniffed[0]
     counts = Counter(name for facts in sniffed for name in list_channel_names(facts))
     person = _find_person(source, rels[0], first)
@@ -433,7 +440,7 @@ def _describe_columns(source: Source, rels: Sequence[str]) -> list[str]:
     ]
     head = [f"# read as: {clean(table_facts.describe_facts(first), 600)}"]
     is_timed = all(facts.found_rate for facts in sniffed)
-    head += _describe_clock(first) if is_timed else [RATE_LINE]
+    head += _describe_clock(first) if is_timed else [_propose_rate(rels)]
     head += [f"subject_column = {quoted}  # a recording for each value" for quoted in person]
     return [*head, "# channels:", *lines, f"channels = [{', '.join(common)}]"]
 
