@@ -160,6 +160,11 @@ FORMS = {
         f"2020-03-0{1 + (i > 1)}T{c}.000,{w},30\n"
         for i, (c, w) in enumerate(zip(CLOCKS, ["wake", *WORDS[1:4], "rem"], strict=True))
     ),
+    "beginnings, ends and how sure": "version = tse_v1.0.0\n\n"
+    + "".join(f"{30 * i}.0000 {30 * i + 30}.0000 {w} 1.0000\n" for i, w in enumerate(WORDS)),
+    "beginnings and ends": "".join(
+        f"{30 * i:.3f}\t{30 * i + 30:.3f}\t{w}\n" for i, w in enumerate(WORDS)
+    ),
     "luna without names": "".join(
         f"{w}\t.\t.\t{30 * i}\t{30 * i + 30}\t.\n"
         for i, w in enumerate(["W", "N1", "N2", "N2", "R"])
@@ -852,6 +857,20 @@ def test_times_of_day_beside_a_table_whose_clock_is_one(tmp_path: Path) -> None:
     assert [(onset, word) for onset, _, word in labels(record)] == [
         (60.0 + 30 * i, word) for i, word in enumerate(STAGE_WORDS)
     ]
+
+
+def test_annotations_as_rdann_prints_them(tmp_path: Path) -> None:
+    rows = [
+        "    Time   Sample #  Type  Sub Chan  Num\tAux",
+        "    0:00.050       18     +    0    0    0\t(N",
+        "    0:00.214       77     N    0    0    0",
+        "[23:00:01.028 01/01/2020]      370     A    0    0    0",
+        '    0:01.839      662     "    0    0    0\tJohn Doe',
+    ]
+    table = parse_label_text("\n".join(rows))
+    assert table is not None
+    assert [(row.onset, row.text) for row in table.rows] == [(18, "(N"), (77, "N"), (370, "A")]
+    assert (table.clock, table.dropped) == ("samples", 1)
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,10 @@ CLOCK = re.compile(
     r"(?P<h>\d{1,2}):(?P<m>\d\d)(?::(?P<s>\d\d(?:[.,]\d+)?))?\s*(?P<half>[AaPp]\.?[Mm]\.?)?"
     r"\s*(?P<zone>Z|UTC|GMT|[+-]\d\d:?\d\d)?"
 )
+RDANN = re.compile(
+    r"\s*(?:\[[^\]]*\]|[\d:.]+)\s+(?P<sample>\d+)\s+(?P<type>\S)\s+\d+\s+\d+\s+-?\d+"
+    r"(?:\s+(?P<aux>\S.*?))?\s*"
+)
 ELAPSED = re.compile(r"0\+(\d+):(\d\d):(\d\d(?:\.\d+)?)")  # of Luna
 EPOCH_NUMBER = re.compile(r"e(?::(\d+))?:(\d+)")  # of Luna: length where it is not 30 s, number
 # seconds of a stage, in the lines above a list of them
@@ -201,7 +205,26 @@ def _write_table(rows: Sequence[dict[str, object]]) -> str:
 def parse_label_text(text: str) -> LabelText | None:
     """The labels in a text, None for another content."""
     lines = list(filter(str.strip, re.split(r"\r\n|\r|\n", text)))
-    return _parse_stage_lines(lines) or _parse_table(lines)
+    return _parse_stage_lines(lines) or _parse_rdann(lines) or _parse_table(lines)
+
+
+# --- as rdann prints
+
+
+def _parse_rdann(lines: Sequence[str]) -> LabelText | None:
+    """What the program rdann of WFDB prints: a row an annotation, of which those of rhythms are
+    called by the text at their end. Comments are left out.
+    """
+    rows = list(map(RDANN.fullmatch, lines[1:] if "Sample #" in "".join(lines[:1]) else lines))
+    printed = list(filter(None, rows))
+    if len(printed) < 2 or len(printed) < len(rows):
+        return None
+    labels = [
+        LabelRow(float(row["sample"]), 0.0, row["aux"] if row["type"] == "+" else row["type"])
+        for row in printed
+        if row["type"] != '"' and (row["type"] != "+" or row["aux"])
+    ]
+    return LabelText("a table of labels", "samples", labels, len(rows) - len(labels))
 
 
 # --- one stage a line
@@ -405,7 +428,9 @@ def _guess_columns(rows: Sequence[Sequence[str]]) -> Columns | None:
 
 
 def _guess_time_and_text(columns: Sequence[Sequence[str]]) -> Columns | None:
-    """A time, a duration where there are three columns, and a text or a stage."""
+    """A time, a duration or an end where there are three columns, and a text or a stage."""
+    if len(columns) == 4 and _are_numbers(columns[3]) and _are_stops(columns):
+        columns = columns[:3]  # behind them is how sure the scorer was
     width = len(columns)
     if width not in {2, 3} or len(columns[0]) < 2 or not _are_times(columns[0]):
         return None
@@ -417,7 +442,21 @@ def _guess_time_and_text(columns: Sequence[Sequence[str]]) -> Columns | None:
         return None
     if _are_numbers(texts) and not _is_regular(list(map(_parse_time, times))):
         return None
-    return Columns(0, 1 if width == 3 else -1, -1, -1, (width - 1,), 1.0, is_stage)
+    second = 1 if width == 3 else -1
+    duration, stop = (-1, second) if _are_stops(columns) else (second, -1)
+    return Columns(0, duration, stop, -1, (width - 1,), 1.0, is_stage)
+
+
+def _are_stops(columns: Sequence[Sequence[str]]) -> bool:
+    """Whether the second of these columns has the ends of what begins at the times of the first,
+    and no durations: each lies between its row's beginning and the next one's.
+    """
+    first, second, *_ = columns
+    if len(columns) < 3 or len(first) < 2 or not _are_numbers([*first, *second]):
+        return False
+    starts, stops = ([_parse_time(cell) or 0.0 for cell in column] for column in (first, second))
+    is_ordered = all(stop <= start for stop, start in zip(stops[:-1], starts[1:], strict=True))
+    return is_ordered and all(a < b for a, b in zip(starts, stops, strict=True))
 
 
 def _are_times(cells: Sequence[str]) -> bool:

@@ -47,6 +47,7 @@ TEXTS = {
     ".hypnogram",
     ".stages",
     ".ann",
+    ".tse",
 }
 WFDB_ENDINGS = {".atr", ".apn", ".st", ".ecg", ".ari", ".qrs", ".event", ".seizures", ".arousal"}
 ARRAY_SUFFIXES = {".npy", ".npz", ".mat"}
