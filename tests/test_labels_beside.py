@@ -859,6 +859,15 @@ def test_times_of_day_beside_a_table_whose_clock_is_one(tmp_path: Path) -> None:
     ]
 
 
+def test_brackets_of_wfdb_are_stretches(tmp_path: Path) -> None:
+    write_night(tmp_path / "raw" / "s1.edf")
+    marks = np.array([10, 40, 90, 100]) * 100
+    wfdb.wrann("s1", "seizures", marks, list("[][]"), fs=100, write_dir=str(tmp_path))
+    (tmp_path / "s1.seizures").rename(tmp_path / "raw" / "s1.edf.seizures")
+    attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    assert labels(recordings(tmp_path / "cache")["s1"]) == [(10.0, 30.0, "[]"), (90.0, 10.0, "[]")]
+
+
 def test_annotations_as_rdann_prints_them(tmp_path: Path) -> None:
     rows = [
         "    Time   Sample #  Type  Sub Chan  Num\tAux",

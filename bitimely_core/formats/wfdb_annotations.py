@@ -25,6 +25,7 @@ from bitimely_core.types import Annotation
 AnnotationKind = Literal["beats", "rhythms", "both", "notes"]
 BEATS = frozenset("NLRBAaJSVrFejnE/fQ?")
 COMMENT = '"'  # symbol of an annotation that is a text
+BRACKETS = "[]"  # symbols of the beginning and the end of a stretch
 WRITTEN = "bta"  # ending of the annotations that are written
 RHYTHM = re.compile(r"\([A-Z][A-Z0-9]{0,4}")  # a code: other texts can hold names
 
@@ -57,6 +58,7 @@ def read_annotations(path: Path, frame_rate: float) -> WfdbAnnotations:
     beats: list[Annotation] = []
     rhythms: list[tuple[float, str]] = []
     notes: list[tuple[float, str]] = []
+    brackets: list[tuple[float, str]] = []
     others = 0
     for time, symbol, text in read_rows(path, frame_rate, hint):
         if symbol in BEATS:
@@ -67,12 +69,26 @@ def read_annotations(path: Path, frame_rate: float) -> WfdbAnnotations:
             rhythms.append((time, text[1:] if RHYTHM.fullmatch(text) else ""))
         elif text:
             notes.append((time, text))
+        elif symbol in BRACKETS:
+            brackets.append((time, symbol))
+    spans = [] if beats or rhythms else _list_spans(brackets)
+    others -= 2 * len(spans)
     if not beats and not rhythms and (stages := _list_stages(notes)):
         beats, notes = stages, []
     step = _measure_step(beats)
     if step:
         beats = [note._replace(duration=step) for note in beats]
-    return WfdbAnnotations(beats, _extend_to_next(rhythms), _extend_to_next(notes), others, step)
+    stretches = [*_extend_to_next(rhythms), *spans]
+    return WfdbAnnotations(beats, stretches, _extend_to_next(notes), others, step)
+
+
+def _list_spans(brackets: Sequence[tuple[float, str]]) -> list[Annotation]:
+    """The stretches between marks of a beginning and an end, as of the seizures of CHB-MIT."""
+    return [
+        Annotation(start, stop - start, BRACKETS)
+        for (start, first), (stop, last) in pairwise(brackets)
+        if first + last == BRACKETS
+    ]
 
 
 def _list_stages(notes: Sequence[tuple[float, str]]) -> list[Annotation]:
