@@ -429,8 +429,7 @@ def _guess_columns(rows: Sequence[Sequence[str]]) -> Columns | None:
 
 def _guess_time_and_text(columns: Sequence[Sequence[str]]) -> Columns | None:
     """A time, a duration or an end where there are three columns, and a text or a stage."""
-    if len(columns) == 4 and _are_numbers(columns[3]) and _are_stops(columns):
-        columns = columns[:3]  # behind them is how sure the scorer was
+    columns = _drop_certainty(columns)
     width = len(columns)
     if width not in {2, 3} or len(columns[0]) < 2 or not _are_times(columns[0]):
         return None
@@ -442,9 +441,21 @@ def _guess_time_and_text(columns: Sequence[Sequence[str]]) -> Columns | None:
         return None
     if _are_numbers(texts) and not _is_regular(list(map(_parse_time, times))):
         return None
-    second = 1 if width == 3 else -1
-    duration, stop = (-1, second) if _are_stops(columns) else (second, -1)
+    duration, stop = _tell_second(columns)
     return Columns(0, duration, stop, -1, (width - 1,), 1.0, is_stage)
+
+
+def _drop_certainty(columns: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
+    """The columns without the number behind a beginning, an end and a text."""
+    is_certainty = len(columns) == 4 and _are_numbers(columns[3]) and _are_stops(columns)
+    return columns[:3] if is_certainty else columns
+
+
+def _tell_second(columns: Sequence[Sequence[str]]) -> tuple[int, int]:
+    """The places of the duration and of the end; -1: nowhere."""
+    if len(columns) < 3:
+        return -1, -1
+    return (-1, 1) if _are_stops(columns) else (1, -1)
 
 
 def _are_stops(columns: Sequence[Sequence[str]]) -> bool:
@@ -503,14 +514,16 @@ def _parse_rows(cells: Sequence[Sequence[str]], columns: Columns) -> LabelText |
         row._replace(text=row.text + mark) for row, (_, mark) in zip(rows, labelled, strict=True)
     ]
     dropped = len(parsed) - len(rows)
-    zone = 0.0 if clock == "unix" else _find_zone(first)
-    return LabelText(form, clock, rows, dropped, codes, is_listed, columns.is_prose, zone=zone)
+    table = LabelText(form, clock, rows, dropped, codes, is_listed, columns.is_prose)
+    return table._replace(zone=_find_zone(clock, first))
 
 
-def _find_zone(cell: str) -> float | None:
+def _find_zone(clock: Clock, cell: str) -> float | None:
     """Seconds from UTC to the clock of a time that ends with its zone."""
-    clock = CLOCK.fullmatch(cell)
-    text = clock["zone"] if clock else None
+    if clock == "unix":
+        return 0.0
+    time = CLOCK.fullmatch(cell)
+    text = time["zone"] if time else None
     return read_offset(ZONES.get(text, text).replace(":", "")) if text else None
 
 

@@ -58,7 +58,7 @@ def read_annotations(path: Path, frame_rate: float) -> WfdbAnnotations:
     beats: list[Annotation] = []
     rhythms: list[tuple[float, str]] = []
     notes: list[tuple[float, str]] = []
-    brackets: list[tuple[float, str]] = []
+    marks: list[tuple[float, str]] = []
     others = 0
     for time, symbol, text in read_rows(path, frame_rate, hint):
         if symbol in BEATS:
@@ -69,9 +69,9 @@ def read_annotations(path: Path, frame_rate: float) -> WfdbAnnotations:
             rhythms.append((time, text[1:] if RHYTHM.fullmatch(text) else ""))
         elif text:
             notes.append((time, text))
-        elif symbol in BRACKETS:
-            brackets.append((time, symbol))
-    spans = [] if beats or rhythms else _list_spans(brackets)
+        else:
+            marks.append((time, symbol))
+    spans = _list_spans(marks, len(beats) + len(rhythms))
     others -= 2 * len(spans)
     if not beats and not rhythms and (stages := _list_stages(notes)):
         beats, notes = stages, []
@@ -82,11 +82,15 @@ def read_annotations(path: Path, frame_rate: float) -> WfdbAnnotations:
     return WfdbAnnotations(beats, stretches, _extend_to_next(notes), others, step)
 
 
-def _list_spans(brackets: Sequence[tuple[float, str]]) -> list[Annotation]:
-    """The stretches between marks of a beginning and an end, as of the seizures of CHB-MIT."""
+def _list_spans(marks: Sequence[tuple[float, str]], others: int) -> list[Annotation]:
+    """The stretches between marks of a beginning and an end, as of the seizures of CHB-MIT; none
+    beside beats and rhythms, of which there are `others`.
+    """
+    if others:
+        return []
     return [
         Annotation(start, stop - start, BRACKETS)
-        for (start, first), (stop, last) in pairwise(brackets)
+        for (start, first), (stop, last) in pairwise(marks)
         if first + last == BRACKETS
     ]
 

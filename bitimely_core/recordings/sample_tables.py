@@ -235,7 +235,7 @@ class NamedColumns(NamedTuple):
             first = float(next(iter(seconds[np.isfinite(seconds)]), 0.0))
             start = times.start + timedelta(seconds=first) if times.start else None
             origin = 0.0 if times.start else times.origin + first
-            times = times._replace(seconds=seconds - first, origin=origin, start=start)
+            times = clocks.Times(seconds - first, origin, start, times.zone)
         return self._replace(values=self.values[rows], times=times)
 
     def make_signal(self, k: int, rate: float, samples: np.ndarray, onset: float) -> Signal:
