@@ -4,13 +4,18 @@ are known by their columns. The right values are those that each folder was made
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from claims_folders import catch_refusal, list_cells, read_folder, write_files
 
 from bitimely_core.claims.dates import QUARTER, get_plausible, list_number_forms, parse_day
 
+NAMES = ("claims.csv", "lines.csv")
+SAME = ("E11.9", "I10", "E11.9", "E11.9")  # codes, most of which another column has
 CLAIMS = "patient_id,date,icd10\na1,2015-02-03,E11.9\na2,2015-03-04,J44.9\n"
 
 
@@ -171,10 +176,64 @@ def test_a_year_whose_columns_are_called_otherwise_is_warned_of(tmp_path: Path) 
     assert (finding.level, "diag_2015.csv" in finding.problem) == ("warning", True)
 
 
-def test_codes_apart_from_subjects_and_dates_are_to_be_joined(tmp_path: Path) -> None:
-    header = "claim_id,patient_id,service_date\nc1,a1,2015-02-03\n"
-    write_files(tmp_path, claims__csv=header, lines__csv="claim_id,icd10\nc1,E11.9\nc1,I10\n")
-    assert "Join both by 'claim_id'" in catch_refusal(tmp_path).finding.line()
+@pytest.mark.parametrize(
+    ("header", "codes"),
+    [
+        ("claim_id,patient_id,date\nc1,a1,2015-02-03\n", "claim_id,icd10\nc1,E11.9\nc1,I10\n"),
+        (  # UK Biobank: the number of a stay counts the stays of a person
+            "eid,ins_index,admidate\n1,0,2015-02-03\n1,1,2015-03-04\n2,0,2016-01-02\n",
+            "eid,ins_index,diag_icd9,diag_icd10\n1,0,,E119\n1,1,,I10\n2,0,,J449\n2,0,,I10\n",
+        ),
+        (  # SNDS: that of a stay counts the stays of a hospital
+            "ETA_NUM;RSA_NUM;NIR_ANO_17;EXE_SOI_DTD\n7;1;a;2015-02-03\n7;2;b;2015-03-04\n"
+            "8;1;c;2016-01-02\n",
+            "ETA_NUM;RSA_NUM;DGN_PAL\n7;1;E119\n7;2;I10\n8;1;J449\n",
+        ),
+    ],
+)
+def test_the_join_that_is_advised_keeps_the_codes_of_each_claim(
+    tmp_path: Path, header: str, codes: str
+) -> None:
+    write_files(tmp_path, claims__csv=header, lines__csv=codes)
+    hint = catch_refusal(tmp_path).finding.hint
+    on = ast.literal_eval(hint.split("on=")[1].split("), and")[0])
+    frames = [pd.read_csv(tmp_path / name, sep=None, engine="python") for name in NAMES]
+    assert len(frames[0].merge(frames[1], on=on)) == len(frames[1])
+
+
+@pytest.mark.parametrize("other", ["SDG1O", "nd1", "comorbidity1", "c_bdiag"])
+def test_a_column_of_the_same_codes_is_named_whatever_it_is_called(
+    tmp_path: Path, other: str
+) -> None:
+    lines = "".join(f"a{i},2015-02-0{i},E11.9,{code},12\n" for i, code in enumerate(SAME, 1))
+    write_files(tmp_path, claims__csv=f"patient_id,date,icd10,{other},cost\n{lines}")
+    (finding,) = [f for f in read_folder(tmp_path)[0].findings if "not read" in f.problem]
+    assert finding.hint == f"Give --col code='icd10','{other}' to read all of them"
+    columns = read_folder(tmp_path, col=[f"code=icd10,{other}"])[1]["code"]
+    assert columns.sort().to_list() == sorted([*SAME, *["E11.9"] * len(SAME)])
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "flags"),
+    [
+        ("ENC_TYPE", ("IP", "AV"), ["'av'=physician", "'ip'=inpatient"]),
+        ("setting", ("hospital", "Office"), ["'hospital'=inpatient", "'office'=physician"]),
+        ("ward", ("AV", "AV"), []),
+        ("sex", ("M", "F"), []),
+    ],
+)
+def test_a_column_of_kinds_of_claims_is_named_with_what_reads_it(
+    tmp_path: Path, name: str, cells: Sequence[str], flags: list[str]
+) -> None:
+    rows = zip(CLAIMS.splitlines(), (name, *cells), strict=True)
+    write_files(tmp_path, claims__csv="".join(f"{row},{cell}\n" for row, cell in rows))
+    findings = [f for f in read_folder(tmp_path)[0].findings if "kinds" in f.problem]
+    advice = "".join(f" --source-value {flag}" for flag in flags)
+    assert [f.hint for f in findings] == [f"Give --col source='{name}'{advice}"] * bool(flags)
+    if flags:
+        pairs = [flag.replace("'", "") for flag in flags]
+        kinds = read_folder(tmp_path, col=[f"source={name}"], source_value=pairs)[1]["source"]
+        assert kinds.to_list() == ["inpatient", "physician"]
 
 
 def test_ids_that_a_spreadsheet_has_rounded_are_refused(tmp_path: Path) -> None:

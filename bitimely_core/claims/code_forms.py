@@ -257,7 +257,7 @@ def _describe_form(column: _Column, form: CodeForm) -> Iterator[Finding]:
     if form.family == "icd9" and short.rows:
         yield _describe_short(short, form)
     if form.no_point != "all":
-        yield _describe_points(column, form)
+        yield from _describe_points(column, form)
     if form.letters == "certainty":
         yield input_warning(
             Reason.CODE_FORM,
@@ -283,18 +283,19 @@ def _describe_short(short: _Column, form: CodeForm) -> Finding:
     return input_warning(Reason.CODE_FORM, problem, rule, hint, count=short.rows)
 
 
-def _describe_points(column: _Column, form: CodeForm) -> Finding:
-    """What is assumed of codes without a point."""
+def _describe_points(column: _Column, form: CodeForm) -> Iterator[Finding]:
+    """What is assumed of codes without a point, where it decides on any."""
     plain = column.select(
         lambda text: (
             code_cells.NO_POINT[form.family].fullmatch(text)
             and code_cells.read_cell(text, form, column.table)[0].fault
         )
     )
-    return input_warning(
-        Reason.CODE_FORM,
-        f"codes without a point that the map lacks (they look like {plain.shapes})",
-        "are taken for procedures and are no diagnoses",
-        "Write the point if they are codes of " + NAMES[form.family],
-        count=max(plain.rows, 1),
-    )
+    if plain.rows:
+        yield input_warning(
+            Reason.CODE_FORM,
+            f"codes without a point that the map lacks (they look like {plain.shapes})",
+            "are taken for procedures and are no diagnoses",
+            "Write the point if they are codes of " + NAMES[form.family],
+            count=plain.rows,
+        )

@@ -31,6 +31,7 @@ from bitimely_core.claims.sources.code_columns import (
     find_vocabulary,
     match_vocabularies,
     report_certainties,
+    report_kinds,
     report_other_codes,
     report_versions,
 )
@@ -41,6 +42,7 @@ from bitimely_core.claims.sources.columns import (
     find_names,
     open_table,
     peek_texts,
+    read_first,
     reformat_dates,
     refuse_several_forms,
     report_spelling,
@@ -411,10 +413,15 @@ def _open_events_table(
         dated=(file, "date") if "date" in constants else None,
         categories=_list_categories(table),
     )
+    others = report_other_codes(table, columns.wide)
+    request.survey.hint = request.survey.hint or "".join(finding.hint for finding in others)
+    has_kind = "source" in constants
     request.survey.findings += [
         *report_spelling(file, table.columns, _drop_columns(wanted, REVERSING, {})),
         *_report_choice(table, names, wanted, renamed),
         *_report_columns(table, columns, renamed),
+        *others,
+        *([] if has_kind else report_kinds(table, options.default_source or "outpatient")),
         *([] if is_stated or columns.versions else report_versions(table, columns.wide, meanings)),
         *_report_kind(file, kind * (constants.get("source") == kind)),
         *_report_float_ids(file, is_float=whole_ids),
@@ -456,7 +463,6 @@ def _report_columns(
         *report_pairs(table.file, columns.pairs, is_stated="date" in renamed),
         *report_date_parts(table.file, columns.parts),
         *([] if is_asked else report_certainties(table)),
-        *report_other_codes(table, columns.wide),
         *([] if "vital" in renamed else report_discharges(table)),
     ]
 
@@ -548,14 +554,9 @@ def _peek_reversals(table: OpenTable, keys: Sequence[str]) -> pl.DataFrame:
     """The first rows of some columns, under their keys, with the columns of reversals."""
     wanted = [*keys, *(key for key in REVERSING if key in table.columns)]
     columns = {key: table.columns[key] for key in wanted}
-    frames, rows = [pl.DataFrame(schema=dict.fromkeys(wanted, pl.String))], 0
-    for frame in table._replace(columns=columns).read_blocks():
-        frames.append(frame.select(wanted).cast(pl.String))
-        rows += frame.height
-        if rows >= PEEKED_ROWS:
-            break
+    first = read_first(table._replace(columns=columns).read_blocks(), wanted, PEEKED_ROWS)
     words_of_status = reversals.list_words(columns.get("status", ""))
-    return reversals.mark_reversals(pl.concat(frames), words_of_status)
+    return reversals.mark_reversals(first, words_of_status)
 
 
 def _rename_accepted(

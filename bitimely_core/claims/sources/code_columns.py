@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from bitimely_core.claims.codes import FAMILIES, normalise_code
 from bitimely_core.claims.sources import words
-from bitimely_core.claims.sources.columns import select_columns, warn_of_rows
+from bitimely_core.claims.sources.columns import peek_columns, select_columns, warn_of_rows
 from bitimely_core.claims.sources.source_table import OpenTable, Stated
 from bitimely_core.errors import Finding, Reason, input_warning, safe_text, usage_error
 
 CERTAINTIES = words.WORDS["certainties"]
 CODE_NAMES = words.WORDS["claims"]["code"]
+KINDS = words.index_words("cells_of_kinds")
 # a folded name of a column of codes without its numbers
 STEM = re.compile(
     "(?:{before})*(?:{diagnosis})+(?:{behind})*".format(
@@ -25,6 +27,9 @@ VOCABULARY = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 VERSION = re.compile(r"version|vrsn|vers?")  # in the folded name of a column of vocabularies
+KEY = re.compile(r"(?<!c)id$", re.IGNORECASE)  # of a name such as DIAGNOSISID, not of cid
+CODED_ROWS = 100_000  # of the columns that are read, whose codes are compared
+CODE_LIKE = re.compile(r"(?=.*\d).{3,}")  # a text that may be a code, of any vocabulary
 FIELD = re.compile(r"[fp]?[._]?(\d{5})(?!\d).*", re.ASCII)  # of UK Biobank: 41270-0.0, p41270
 CODE_FIELDS = {codes: vocab for vocab, (codes, _) in words.WORDS["fields"].items()}
 
@@ -147,14 +152,17 @@ def find_vocabulary(
 
 
 def report_other_codes(table: OpenTable, wide: Sequence[str]) -> list[Finding]:
-    """A warning of columns that are called as diagnoses and hold codes, but are not read.
+    """A warning of columns that hold codes, by their names or since they are those of the columns
+    that are read, but are not read.
 
     `wide`: the columns of codes that are read where there are several.
     """
     read = [*wide] or [table.columns["code"]]
-    unread = [name for name in table.list_unread() if name not in read]
+    unread = [name for name in table.list_unread() if name not in read and not KEY.search(name)]
     named = {*words.find_lookalikes("diagnosis", unread), *_find_series(unread)}
-    others = select_columns(table, [name for name in unread if name in named], _is_code)
+    coded = select_columns(table, [name for name in unread if name in named], _is_code)
+    same = select_columns(table, unread, _list_codes(table, read).__contains__)
+    others = [name for name in unread if name in {*coded, *same}]
     listed = " and ".join(map(safe_text, others))
     sources = f"{safe_text(read[0])}{' and others like it' if wide else ''}"
     return warn_of_rows(
@@ -166,6 +174,12 @@ def report_other_codes(table: OpenTable, wide: Sequence[str]) -> list[Finding]:
         file=table.file,
         row=1,
     )
+
+
+def _list_codes(table: OpenTable, names: Sequence[str]) -> set[str]:
+    """The first codes of columns, in any form."""
+    texts = itertools.chain(*peek_columns(table, names, CODED_ROWS).values())
+    return {text for text in texts if CODE_LIKE.fullmatch(text)}
 
 
 def find_certainties(names: Sequence[str], wide: Sequence[str]) -> tuple[str, ...]:
@@ -192,6 +206,33 @@ def report_certainties(table: OpenTable) -> list[Finding]:
         )
         for name in select_columns(table, alike, lambda text: text.lower() in states)[:1]
     ]
+
+
+def report_kinds(table: OpenTable, default: str) -> list[Finding]:
+    """A warning of a column that is written as one of kinds of claims, but is not read.
+
+    `default`: the kind of rows that state none.
+    """
+    if "source" in table.columns:
+        return []
+    for name, texts in peek_columns(table, table.list_unread()).items():
+        written = {text.lower() for text in texts}
+        meant = {
+            text: KINDS[words.fold_name(text)] for text in written if words.fold_name(text) in KINDS
+        }
+        if len(set(meant.values())) > 1 and 2 * len(meant) > len(written):
+            mapped = [f"--source-value {safe_text(text)}={meant[text]}" for text in sorted(meant)]
+            return [
+                input_warning(
+                    Reason.HEADER,
+                    f"{safe_text(name)} may tell the kinds of the claims, which label rules need",
+                    f"not read: all rows are {default}",
+                    f"Give {' '.join([f'--col source={safe_text(name)}', *mapped])}",
+                    file=table.file,
+                    row=1,
+                )
+            ]
+    return []
 
 
 def report_versions(

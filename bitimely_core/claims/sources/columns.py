@@ -241,17 +241,39 @@ def select_columns(
     """The columns, of some, most of whose first texts pass a test. Words for a missing value do
     not count.
     """
-    if not names:
-        return []
-    columns = {name: name for name in names}
-    first = next(table._replace(columns=columns).read_blocks(), pl.DataFrame())
     passed = []
-    for column in first.drop("row", strict=False):
-        texts = column.drop_nulls().head(SAMPLE_ROWS)
-        results = [bool(test(text)) for text in texts if not MISSING.fullmatch(text)]
+    for name, texts in peek_columns(table, names).items():
+        results = [bool(test(text)) for text in texts]
         if 2 * sum(results) > len(results):
-            passed.append(column.name)
+            passed.append(name)
     return passed
+
+
+def peek_columns(
+    table: OpenTable, names: Sequence[str], rows: int = SAMPLE_ROWS
+) -> dict[str, list[str]]:
+    """Column -> its first texts, at most `rows`, without words for a missing value."""
+    if not names:
+        return {}
+    blocks = table._replace(columns={name: name for name in names}).read_blocks()
+    first = read_first(blocks, names, rows)
+    return {
+        column.name: [
+            text for text in column.drop_nulls().head(rows) if not MISSING.fullmatch(text)
+        ]
+        for column in first
+    }
+
+
+def read_first(blocks: Iterable[pl.DataFrame], names: Sequence[str], rows: int) -> pl.DataFrame:
+    """Columns of the first blocks of a table which have so many rows together, or of all."""
+    frames, height = [pl.DataFrame(schema=dict.fromkeys(names, pl.String))], 0
+    for frame in blocks:
+        frames.append(frame.select(pl.col(names).cast(pl.String)))
+        height += frame.height
+        if height >= rows:
+            break
+    return pl.concat(frames)
 
 
 def reformat_dates(column: pl.Series, form: str, near: int | None = None) -> pl.Series:

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from bitimely_core.claims.sources import words
 from bitimely_core.claims.sources.code_columns import find_wide_columns
-from bitimely_core.claims.sources.columns import ENDINGS, find_names
+from bitimely_core.claims.sources.columns import ENDINGS, find_names, read_first
 from bitimely_core.claims.sources.date_parts import find_date_parts, is_quarter
 from bitimely_core.claims.sources.dated_codes import find_pairs
 from bitimely_core.claims.sources.enrolment_months import MonthColumns, find_month_columns
@@ -35,6 +35,7 @@ ROLES = ("patients", "labels", "deaths")
 MAP_FILE = "icd9_phecode.csv"  # a map of codes beside the tables
 KIND_WORDS = words.index_words("kinds")
 PERIOD_COLUMNS = ("subject", *PERIOD_DATES)
+FIRST_ROWS = 100_000  # by which the key of a table is known
 LISTED = 5  # files that a message names
 OTHER_FORMATS = {  # what to do -> endings
     "Unpack the files": (".zip", ".xz", ".bz2", ".zst", ".7z", ".rar", ".tar", ".tgz", ".tar.gz"),
@@ -310,19 +311,33 @@ def _refuse_unjoined_tables(
     heads = [name for path in claims[:1] for name in _list_columns(source, path)]
     if not heads or accepted.has_codes(heads):
         return
-    keys = set(heads).difference(find_names(heads, accepted.events["subject"]))
+    subjects = find_names(heads, accepted.events["subject"])
     for path, names in beside.items():
-        shared = list(filter(keys.__contains__, names))
-        if shared and accepted.has_codes(names) and not _is_other(path):
-            key = safe_text(shared[0])
+        shared = [name for name in heads if name in names]
+        is_joined = not set(shared).issubset(subjects)
+        if is_joined and accepted.has_codes(names) and not _is_other(path):
+            keys = list(map(safe_text, _find_key(source, claims[0], shared)))
+            on = keys[0] if len(keys) == 1 else f"[{', '.join(keys)}]"
             raise input_error(
                 Reason.SCHEMA,
                 f"has subjects and dates, but the codes are in {safe_text(path)}",
                 "expected subject, date and code in one table",
-                f"Join both by {key}, as with pandas: header.merge(codes, on={key}), and leave the "
-                "result alone in the folder",
+                f"Join both by {' and '.join(keys)}, as with pandas: header.merge(codes, on={on}), "
+                "and leave the result alone in the folder",
                 file=claims[0],
             )
+
+
+def _find_key(source: Source, file: str, names: Sequence[str]) -> Sequence[str]:
+    """The fewest of some columns that tell the first rows of a table apart; all, where none do."""
+    path = source.path(file)
+    blocks = tables.read_frames(path, names, delimiter=find_delimiter(path))
+    first = read_first((block.frame for block in blocks), names, FIRST_ROWS)
+    for size in range(1, len(names)):
+        for key in itertools.combinations(names, size):
+            if not first.select(key).is_duplicated().any():
+                return key
+    return names
 
 
 def _find_group(groups: Mapping[str, list[str]], names: Iterable[str]) -> list[str]:
