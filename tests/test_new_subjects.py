@@ -284,7 +284,11 @@ def test_codes_that_are_not_known_are_counted_and_hidden(
     }
     # p1 has four rows, of which one is behind the index day; p3 has none before it
     assert sorted(table["events"]) == sorted([sum(read.values()), 0, 0])
-    assert set(table["status"]) == {"fewer codes than in the training", "no known code"}
+    assert set(table["status"]) == {
+        "fewer codes than in the training",
+        "no known code",
+        "no row up to the index day",
+    }
     assert table["risk_chf"].is_between(0, 1).all()
     assert result["n"] is None  # three people
     assert set(result["people"]["status"].values()) == {None}

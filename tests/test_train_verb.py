@@ -76,6 +76,13 @@ def test_it_is_evaluated_embedded_exported_and_reported(home, capsys):
     assert "none (from scratch)" in page
 
 
+def test_scores_on_other_windows_say_that_they_replace_those_before(home, capsys):
+    words = ("evaluate", "resnet-staging", "--bootstrap", "0", "--baselines", "cheap", "--split")
+    for split, before in (("validation", "test"), ("test", "validation")):
+        notices = " ".join(call(capsys, home, *words, split)[1]["notices"])
+        assert f"({before}): evaluate it on them again" in notices
+
+
 def test_it_is_reproduced_to_the_last_bit(home, capsys):
     code, result, _ = call(capsys, home, "reproduce", "resnet-staging")
     assert (code, result["same_weights"], result["differences"]) == (0, True, [])

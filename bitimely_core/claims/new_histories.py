@@ -72,10 +72,11 @@ READING = (
 )
 # and those that hold for all, where the layout has such codes or times
 CODING = ("codes", "time_unit", "sex_restrictions")
-AS_TRAINED, FEW, SILENT, DEAD = (
+AS_TRAINED, FEW, SILENT, ABSENT_SO_FAR, DEAD = (
     "as in the training",
     "fewer codes than in the training",
     "no known code",
+    "no row up to the index day",
     "died before the index day",
 )
 UNMAPPED = "no PheCode in the map of the run"
@@ -261,7 +262,8 @@ def _build_shard(
     trained = sequence_plan.read_choices(plan.prepared.options)
     enough = amount.get(trained.min_codes_unit, pl.lit(understood.list.n_unique()))
     enough = pl.when(enough < trained.min_codes).then(pl.lit(FEW)).otherwise(pl.lit(AS_TRAINED))
-    status = pl.when(pl.col("events") == 0).then(pl.lit(SILENT)).otherwise(enough)
+    silent = pl.when(pl.col("rows") == 0).then(pl.lit(ABSENT_SO_FAR)).otherwise(pl.lit(SILENT))
+    status = pl.when(pl.col("events") == 0).then(silent).otherwise(enough)
     return frame, people.with_columns(status=status), unknown
 
 

@@ -178,6 +178,7 @@ def evaluate(
         notices=[
             *_list_changes(folder, compare, workspace),
             *_list_notices(record, windows, settings, shared, split),
+            *_list_replaced(folder, windows.name, split, len(rows)),
         ],
     )
     place = Computation(batch_size, device)
@@ -338,6 +339,19 @@ def _list_changes(folder: Path, compare: str | None, workspace: Path) -> list[st
     if compare is not None:
         changes += describe_changes(find_run_folder(compare, workspace))
     return changes
+
+
+def _list_replaced(folder: Path, data: str, split: str, n: int) -> list[str]:
+    """A sentence on scores of the run on other windows, which it had."""
+    if not has_result(folder / "scores.json"):
+        return []
+    before = Scores.load(folder / "scores.json")
+    if (before.data, before.split, before.n) == (data, split, n):
+        return []
+    return [
+        f"These scores replace those of the run on {before.data} ({before.split}): evaluate it on "
+        "them again to have them back, or copy its folder first to keep both."
+    ]
 
 
 def _recalibrate(
