@@ -213,26 +213,38 @@ def report_kinds(table: OpenTable, default: str) -> list[Finding]:
 
     `default`: the kind of rows that state none.
     """
-    if "source" in table.columns:
-        return []
-    for name, texts in peek_columns(table, table.list_unread()).items():
-        written = {text.lower() for text in texts}
-        meant = {
-            text: KINDS[words.fold_name(text)] for text in written if words.fold_name(text) in KINDS
-        }
-        if len(set(meant.values())) > 1 and 2 * len(meant) > len(written):
-            mapped = [f"--source-value {safe_text(text)}={meant[text]}" for text in sorted(meant)]
-            return [
-                input_warning(
-                    Reason.HEADER,
-                    f"{safe_text(name)} may tell the kinds of the claims, which label rules need",
-                    f"not read: all rows are {default}",
-                    f"Give {' '.join([f'--col source={safe_text(name)}', *mapped])}",
-                    file=table.file,
-                    row=1,
-                )
-            ]
-    return []
+    unread = [] if "source" in table.columns else table.list_unread()
+    cells = peek_columns(table, unread)
+    kinds = {name: meant for name in cells if (meant := _read_kinds(cells[name]))}
+    return [
+        input_warning(
+            Reason.HEADER,
+            f"{safe_text(name)} may tell the kinds of the claims, which label rules need",
+            f"not read: all rows are {default}",
+            " ".join(
+                [f"Give --col source={safe_text(name)}", *map(_map_word, sorted(meant.items()))]
+            ),
+            file=table.file,
+            row=1,
+        )
+        for name, meant in list(kinds.items())[:1]
+    ]
+
+
+def _map_word(pair: tuple[str, str]) -> str:
+    """The option that states the kind of a word."""
+    return f"--source-value {safe_text(pair[0])}={pair[1]}"
+
+
+def _read_kinds(texts: Sequence[str]) -> dict[str, str]:
+    """Word in lower case -> kind of claims; {} for a column whose words mostly are none, or all the
+    same.
+    """
+    written = {text.lower() for text in texts}
+    meant = {
+        text: KINDS[words.fold_name(text)] for text in written if words.fold_name(text) in KINDS
+    }
+    return meant if len(set(meant.values())) > 1 and 2 * len(meant) > len(written) else {}
 
 
 def report_versions(

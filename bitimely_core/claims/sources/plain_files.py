@@ -316,16 +316,21 @@ def _refuse_unjoined_tables(
         shared = [name for name in heads if name in names]
         is_joined = not set(shared).issubset(subjects)
         if is_joined and accepted.has_codes(names) and not _is_other(path):
-            keys = list(map(safe_text, _find_key(source, claims[0], shared)))
-            on = keys[0] if len(keys) == 1 else f"[{', '.join(keys)}]"
-            raise input_error(
-                Reason.SCHEMA,
-                f"has subjects and dates, but the codes are in {safe_text(path)}",
-                "expected subject, date and code in one table",
-                f"Join both by {' and '.join(keys)}, as with pandas: header.merge(codes, on={on}), "
-                "and leave the result alone in the folder",
-                file=claims[0],
-            )
+            _refuse_unjoined(claims[0], path, _find_key(source, claims[0], shared))
+
+
+def _refuse_unjoined(claims: str, codes: str, key: Sequence[str]) -> None:
+    """Raises UserError: schema, with the columns by which both tables are to be joined."""
+    names = list(map(safe_text, key))
+    on = names[0] if len(names) == 1 else f"[{', '.join(names)}]"
+    raise input_error(
+        Reason.SCHEMA,
+        f"has subjects and dates, but the codes are in {safe_text(codes)}",
+        "expected subject, date and code in one table",
+        f"Join both by {' and '.join(names)}, as with pandas: header.merge(codes, on={on}), and "
+        "leave the result alone in the folder",
+        file=claims,
+    )
 
 
 def _find_key(source: Source, file: str, names: Sequence[str]) -> Sequence[str]:
