@@ -413,15 +413,11 @@ def _open_events_table(
         dated=(file, "date") if "date" in constants else None,
         categories=_list_categories(table),
     )
-    others = report_other_codes(table, columns.wide)
-    request.survey.hint = request.survey.hint or "".join(finding.hint for finding in others)
-    has_kind = "source" in constants
     request.survey.findings += [
         *report_spelling(file, table.columns, _drop_columns(wanted, REVERSING, {})),
         *_report_choice(table, names, wanted, renamed),
         *_report_columns(table, columns, renamed),
-        *others,
-        *([] if has_kind else report_kinds(table, options.default_source or "outpatient")),
+        *_report_others(request, table, columns, constants),
         *([] if is_stated or columns.versions else report_versions(table, columns.wide, meanings)),
         *_report_kind(file, kind * (constants.get("source") == kind)),
         *_report_float_ids(file, is_float=whole_ids),
@@ -465,6 +461,19 @@ def _report_columns(
         *([] if is_asked else report_certainties(table)),
         *([] if "vital" in renamed else report_discharges(table)),
     ]
+
+
+def _report_others(
+    request: _Request, table: OpenTable, columns: _Columns, constants: Collection[str]
+) -> list[Finding]:
+    """What is said of columns of codes and of kinds of claims that are not read. The first is also
+    the way out of a source without any diagnosis.
+    """
+    others = report_other_codes(table, columns.wide)
+    request.survey.hint = request.survey.hint or "".join(finding.hint for finding in others)
+    if "source" in constants:
+        return others
+    return [*others, *report_kinds(table, request.options.default_source or "outpatient")]
 
 
 def _drop_columns(
