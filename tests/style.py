@@ -69,14 +69,14 @@ class Bound:
 # never meet it by packing
 BOUNDS = (
     Bound("long_lines", 17, 30),
-    Bound("tokens", 746_150, 480_000),
+    Bound("tokens", 747_718, 480_000),
     Bound("branches", 25.8, 20),
-    Bound("branchy_functions", 56, 90),
+    Bound("branchy_functions", 55, 90),
     Bound("wide_functions", 41, 15),
-    Bound("same_keywords", 1_146, 350),
+    Bound("same_keywords", 1_145, 350),
     Bound("filler_names", 17, 300),
     Bound("import_circles", 0, 0),
-    Bound("any_dicts", 123, 139),
+    Bound("any_dicts", 121, 139),
     Bound("record_reads", 32, 30),
     Bound("annotated_reads", 12, 15),
     Bound("participles", 0.1, 2),

@@ -441,7 +441,7 @@ def _guess_time_and_text(columns: Sequence[Sequence[str]]) -> Columns | None:
         return None
     if _are_numbers(texts) and not _is_regular(list(map(_parse_time, times))):
         return None
-    duration, stop = _tell_second(columns)
+    duration, stop = _find_second(columns)
     return Columns(0, duration, stop, -1, (width - 1,), 1.0, is_stage)
 
 
@@ -451,7 +451,7 @@ def _drop_certainty(columns: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]
     return columns[:3] if is_certainty else columns
 
 
-def _tell_second(columns: Sequence[Sequence[str]]) -> tuple[int, int]:
+def _find_second(columns: Sequence[Sequence[str]]) -> tuple[int, int]:
     """The places of the duration and of the end; -1: nowhere."""
     if len(columns) < 3:
         return -1, -1
