@@ -161,7 +161,7 @@ def report_other_codes(table: OpenTable, wide: Sequence[str]) -> list[Finding]:
     unread = [name for name in table.list_unread() if name not in read and not KEY.search(name)]
     named = {*words.find_lookalikes("diagnosis", unread), *_find_series(unread)}
     coded = select_columns(table, [name for name in unread if name in named], _is_code)
-    same = select_columns(table, unread, _list_codes(table, read).__contains__)
+    same = select_columns(table, unread, _list_codes(table, read).__contains__) if unread else []
     others = [name for name in unread if name in {*coded, *same}]
     listed = " and ".join(map(safe_text, others))
     sources = f"{safe_text(read[0])}{' and others like it' if wide else ''}"
