@@ -827,6 +827,9 @@ def _rephrase_pydantic(message: str) -> str:
         "Value error, ": "",
         "Input should be ": "expected ",
         "Field required": "expected a value",
+        "a valid integer, unable to parse string as an integer": "a whole number",
+        "a valid number, unable to parse string as a number": "a number",
+        "a valid boolean, unable to interpret input": "true or false",
         "tuple": "list",
     }.items():
         message = message.replace(old, new)

@@ -283,7 +283,10 @@ def _count_signals(data: bytes, size: int) -> int:
     version = data[:8]
     if version != b"\xffBIOSEMI" and version.strip(PADDING) != b"0":
         requirement = "EDF begins with '0', BDF with a byte of 255 and 'BIOSEMI'"
-        hint = "Open it in a text editor: a failed download is often an error page"
+        hint = (
+            "Open it in a text editor: a failed download is often an error page. "
+            "Export a recorder's own format as EDF+ in its program"
+        )
         raise input_error(
             Reason.NOT_EDF,
             f"begins with {format_bytes(version)}",

@@ -396,6 +396,7 @@ def _find_format(rel: str) -> Format:
             Reason.UNSUPPORTED_FORMAT,
             "no format of recordings has this ending",
             f"expected one of {', '.join(SUFFIXES)}",
+            files.read_advice().get(find_suffix(rel), ""),
         )
     return kind
 
