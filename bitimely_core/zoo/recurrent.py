@@ -131,10 +131,20 @@ class LSTMLayer(nn.Module):
 
     @staticmethod
     def _read(lstm: nn.Module, x: Tensor, way: str, ends: Tensor | None) -> Tensor:
-        out: Tensor = (
-            reverse_rows(lstm(reverse_rows(x, ends))[0], ends) if way == "backward" else lstm(x)[0]
-        )
+        if way == "backward":
+            return reverse_rows(run_lstm(lstm, reverse_rows(x, ends)), ends)
+        return run_lstm(lstm, x)
+
+
+def run_lstm(lstm: nn.Module, x: Tensor) -> Tensor:
+    """[B, M, inputs] -> [B, M, H]; on the CPU in float32, whatever autocast wants: oneDNN has no
+    LSTM in bfloat16 for processors without AVX-512.
+    """
+    if not (x.device.type == "cpu" and torch.is_autocast_enabled("cpu")):
+        out: Tensor = lstm(x)[0]
         return out
+    with torch.autocast("cpu", enabled=False):
+        return run_lstm(lstm, x.to(next(lstm.parameters()).dtype))
 
 
 def join_ends(states: Tensor, lengths: Tensor) -> Tensor:
