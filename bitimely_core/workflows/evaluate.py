@@ -342,8 +342,8 @@ def _list_changes(folder: Path, compare: str | None, workspace: Path) -> list[st
 
 
 def _list_replaced(folder: Path, data: str, split: str, n: int) -> list[str]:
-    """A sentence on scores of the run on other windows, which it had."""
-    if not has_result(folder / "scores.json"):
+    """A sentence on scores of the run on other windows, which it had; damaged ones are lost."""
+    if not has_result(folder / "scores.json") or describe_changes(folder, ("scores.json",)):
         return []
     before = Scores.load(folder / "scores.json")
     if (before.data, before.split, before.n) == (data, split, n):
