@@ -187,7 +187,7 @@ def find_only(values: Collection[Item], default: Default) -> Item | Default:
 
 def count_nouns(count: int, noun: str) -> str:
     """A number of things in words: 1 gap, 2 gaps."""
-    return f"{count} {noun}{'s' * (count != 1)}"
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def group_columns(names: Sequence[str]) -> dict[str, LabelColumns]:

@@ -838,6 +838,7 @@ def test_a_part_of_a_page_with_a_small_count_is_shared_where_it_is_declared_open
     page.figure("bars", "", "", BarPlot(["a", "b"], [1 / 3, 2 / 3]), sharing)
     page.fact("Anything", "7 of 12", sharing)
     page.table("large", "", "", ["anything"], [[0], [11]])
+    page.table("owner", "", "", ["share"], [[1 / 3]], Sharing.OWNER)  # of few people
     shared = protect_page(page.finish(""))
     blocks = [block.name for block in shared.blocks if not isinstance(block, str)]
     assert blocks == (["large"] if sharing is None else ["cells", "bars", "large"])

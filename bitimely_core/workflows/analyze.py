@@ -214,36 +214,39 @@ def protect_page(page: Page, *, withhold: bool = False) -> Page:
     counts could be computed from them, so that only open facts are left.
     """
     if withhold:
-        stated = {name: text for name, text in page.facts.items() if _is_declared_open(page, name)}
+        stated = {
+            name: text
+            for name, text in page.facts.items()
+            if page.fact_sharing.get(name) is Sharing.OPEN
+        }
         return Page(title=page.title, verdict=UNDISCLOSED, notices=[NOTICE], facts=stated)
     return replace(
         page,
         notices=[*map(round_message, page.notices), NOTICE],
-        blocks=list(filter(_is_open, page.blocks)),
+        blocks=list(filter(_is_open_block, page.blocks)),
         facts={name: text for name, text in page.facts.items() if _is_open_fact(page, name)},
         summary={key: value for key, value in page.summary.items() if key in OPEN_SUMMARY},
     )
 
 
-def _is_declared_open(page: Page, name: str) -> bool:
-    """Whether its maker states that no people can be counted by a fact."""
-    return page.fact_sharing.get(name) is Sharing.OPEN
-
-
 def _is_open_fact(page: Page, name: str) -> bool:
-    """Whether a fact is declared open, or is not declared and has no small count."""
-    if name in page.fact_sharing:
-        return _is_declared_open(page, name)
-    return not has_small_count(page.facts[name])
+    return _is_open(page.fact_sharing.get(name), has_count=has_small_count(page.facts[name]))
 
 
-def _is_open(block: Figure | Table | str) -> bool:
-    """Whether a part of a page shows neither single people nor a small count."""
-    if isinstance(block, str) or block.sharing is Sharing.OPEN:
+def _is_open_block(block: Figure | Table | str) -> bool:
+    if isinstance(block, str):
         return True
-    return isinstance(block, Table) and not any(
-        type(cell) is int and is_small(cell) for row in block.rows for cell in row
-    )
+    return _is_open(block.sharing, has_count=isinstance(block, Figure) or _has_small_cell(block))
+
+
+def _is_open(sharing: Sharing | None, *, has_count: bool) -> bool:
+    """Whether a part of a page is shared: as its maker states, or where it has no small count."""
+    return not has_count if sharing is None else sharing is Sharing.OPEN
+
+
+def _has_small_cell(table: Table) -> bool:
+    """Whether a table has a whole number of 1 to 10."""
+    return any(type(cell) is int and is_small(cell) for row in table.rows for cell in row)
 
 
 def _parse_options(
@@ -255,28 +258,29 @@ def _parse_options(
     texts = dict(options or {})
     if sequences is not None:
         texts["sequences"] = str(sequences)
-    defaults, parameters = (
-        list_analysis_options(entry),
-        inspect.signature(entry.function).parameters,
-    )
-    values: Options = {}
-    for key, text in texts.items():
-        flag = _make_flag(key)
+    defaults = list_analysis_options(entry)
+    for key in texts:
         if key not in defaults:
+            flag = _make_flag(key)
             raise unknown_name_error(f"option of {entry.name}", flag, map(_make_flag, defaults))
-        word = str(parameters[key].annotation).partition(" ")[0]  # also of `float | None`
-        kind: Any = {"float": float, "int": int}.get(word, type(defaults[key]))
-        problem = f"found {safe_text(text)}"
-        try:
-            value = _parse_value(text, kind)
-        except (ValueError, KeyError) as error:
-            expected = "true or false" if kind is bool else kind.__name__
-            raise usage_error(problem, f"expected {expected}", field=flag) from error
-        least = int(kind is int and defaults[key] != 0 and key not in MAY_BE_NONE)
-        if isinstance(value, int | float) and not least <= value < math.inf:
-            raise usage_error(problem, f"expected a number of at least {least}", field=flag)
-        values[key] = value
-    return values
+    parameters = inspect.signature(entry.function).parameters
+    return {key: _read_option(parameters[key], text) for key, text in texts.items()}
+
+
+def _read_option(parameter: inspect.Parameter, text: str) -> Any:
+    """`text` as a value of a keyword argument. Raises UserError (config, exit 2)."""
+    flag, problem = _make_flag(parameter.name), f"found {safe_text(text)}"
+    word = str(parameter.annotation).partition(" ")[0]  # also of `float | None`
+    kind: Any = {"float": float, "int": int}.get(word, type(parameter.default))
+    try:
+        value = _parse_value(text, kind)
+    except (ValueError, KeyError) as error:
+        expected = "true or false" if kind is bool else kind.__name__
+        raise usage_error(problem, f"expected {expected}", field=flag) from error
+    least = int(kind is int and parameter.default != 0 and parameter.name not in MAY_BE_NONE)
+    if isinstance(value, int | float) and not least <= value < math.inf:
+        raise usage_error(problem, f"expected a number of at least {least}", field=flag)
+    return value
 
 
 def _make_flag(key: str) -> str:

@@ -168,6 +168,7 @@ def evaluate(
         checkpoint=record.checkpoint,
         calibrated_on=calibrate_on,
     )
+    before = _read_scores(folder)
     scores = Scores(
         **source,
         n=len(rows),
@@ -178,42 +179,42 @@ def evaluate(
         notices=[
             *_list_changes(folder, compare, workspace),
             *_list_notices(record, windows, settings, shared, split),
-            *_list_replaced(folder, windows.name, split, len(rows)),
+            *_list_replaced(before, windows.name, split, len(rows)),
         ],
     )
     place = Computation(batch_size, device)
     scores, columns = _score_run(opened, rows, scores, workspace, place)
-    frame: pl.DataFrame | None = None
-    files: dict[str, storage.Content | None] = {}
+    scores = _add_training_score(opened, scores, before, place)
     with attach_result(lambda: protect_scores(scores, windows).to_json()):
-        if columns:
-            frame = scoring.predictions_frame(
-                rows.index, windows.task, windows.class_names, **columns
-            )
-            files["predictions.parquet"] = storage.encode_parquet(frame)
-            if predictions is not None:
-                write = windows.data_kind.write_predictions
-                assert write is not None  # as `_check_prediction_times` has seen
-                write(predictions, rows, columns["prediction"], ids)
+        frame = _make_frame(rows, windows, columns)
+        if predictions is not None:
+            write = windows.data_kind.write_predictions
+            assert write is not None  # as `_check_prediction_times` has seen
+            write(predictions, rows, columns["prediction"], ids)
         if compare is not None:
             comparison = _compare_runs(frame, compare, workspace, windows, scores, margin)
             scores = scores.model_copy(update={"comparison": comparison})
         exact, scores = scores, protect_scores(scores, windows)
-        report = _write_scores(opened, exact, scores, columns, files)
+        report = _write_scores(opened, exact, scores, columns, frame)
     return {"report": str(report), **describe_scores(scores, exact)}
 
 
+def _make_frame(rows: Windows, windows: Windows, columns: Columns) -> pl.DataFrame | None:
+    """The table of predictions; None of a pre-trained run."""
+    if not columns:
+        return None
+    return scoring.predictions_frame(rows.index, windows.task, windows.class_names, **columns)
+
+
 def _write_scores(
-    opened: Run,
-    exact: Scores,
-    shared: Scores,
-    columns: Columns,
-    files: dict[str, storage.Content | None],
+    opened: Run, exact: Scores, shared: Scores, columns: Columns, frame: pl.DataFrame | None
 ) -> Path:
-    """Write the scores of a run with `files`, its card and its page in one step; the page's path.
+    """Write the scores of a run with its predictions, card and page in one step; the page's path.
     Card and page show the scores that may be shared.
     """
-    files["scores.json"] = exact.encode()
+    files: dict[str, storage.Content | None] = {"scores.json": exact.encode()}
+    if frame is not None:
+        files["predictions.parquet"] = storage.encode_parquet(frame)
     if shared != exact:
         files[Scores.SHARED] = shared.encode()
     card = render_card(opened.folder, opened.record, shared, opened.train_subjects)
@@ -234,19 +235,14 @@ def describe_scores(scores: Scores, exact: Scores) -> dict[str, object]:
 def _score_run(
     opened: Run, rows: Windows, scores: Scores, workspace: Path, place: Computation
 ) -> tuple[Scores, Columns]:
-    """The scores with those of a run on `rows` and on its training windows, and the predictions
-    that they are made of, none of a pre-trained run.
+    """The scores with those of a run on `rows`, and the predictions that they are made of, none of
+    a pre-trained run.
     """
-    head, columns = opened.head(), Columns()
-    if head is None:
-        metrics = _score_objective(opened, rows, place)
-        scores = scores.model_copy(update={"metrics": metrics})
-    else:
-        scores, columns = _score_head(opened, head, rows, scores, workspace, place)
-    training = None
-    if scores.split != "train":
-        training = _read_training_score(opened) or _score_training(opened, place)
-    return scores.model_copy(update={"training": training}), columns
+    head = opened.head()
+    if head is not None:
+        return _score_head(opened, head, rows, scores, workspace, place)
+    metrics = _score_objective(opened, rows, place)
+    return scores.model_copy(update={"metrics": metrics}), {}
 
 
 def _score_head(
@@ -341,12 +337,19 @@ def _list_changes(folder: Path, compare: str | None, workspace: Path) -> list[st
     return changes
 
 
-def _list_replaced(folder: Path, data: str, split: str, n: int) -> list[str]:
-    """A sentence on scores of the run on other windows, which it had; damaged ones are lost."""
-    if not has_result(folder / "scores.json") or describe_changes(folder, ("scores.json",)):
-        return []
-    before = Scores.load(folder / "scores.json")
-    if (before.data, before.split, before.n) == (data, split, n):
+def _read_scores(folder: Path) -> Scores:
+    """The scores that an earlier evaluation has stored; empty ones where there are none, or where
+    they or what they were made from have changed.
+    """
+    stored = folder / "scores.json"
+    if not has_result(stored) or describe_changes(folder, (stored.name, *SOURCES)):
+        return Scores()
+    return Scores.load(stored)
+
+
+def _list_replaced(before: Scores, data: str, split: str, n: int) -> list[str]:
+    """A sentence on scores of the run on other windows, which it had `before`."""
+    if not before.run or (before.data, before.split, before.n) == (data, split, n):
         return []
     return [
         f"These scores replace those of the run on {before.data} ({before.split}): evaluate it on "
@@ -465,28 +468,22 @@ def _score_objective(opened: Run, windows: Windows, place: Computation) -> dict[
     return {key: MetricValue(value=total / scored) for key, total in sums.items()}
 
 
-def _read_training_score(opened: Run) -> TrainingScore | None:
-    """The score on the training windows that an earlier evaluation has stored, where the run was
-    trained on the windows that are scored and its files are as they were written.
+def _add_training_score(opened: Run, scores: Scores, before: Scores, place: Computation) -> Scores:
+    """The scores with that on the training windows, where others of the same tokens are scored. It
+    is a fact of the run: that of `before`, an earlier evaluation, stays.
     """
-    stored = opened.folder / "scores.json"
-    if not _is_trained_on(opened) or describe_changes(opened.folder) or not has_result(stored):
-        return None
-    return Scores.load(stored).training
-
-
-def _is_trained_on(opened: Run) -> bool:
-    """Whether the windows that are scored are those of the training."""
-    return opened.windows().fingerprint in {part.fingerprint for part in opened.record.data}
+    trained_on = {part.fingerprint for part in opened.record.data}
+    if scores.split == "train" or opened.windows().fingerprint not in trained_on:
+        return scores
+    training = before.training or _score_training(opened, place)
+    return scores.model_copy(update={"training": training})
 
 
 def _score_training(opened: Run, place: Computation) -> TrainingScore | None:
-    """Scores on at most 5,000 of the windows that the run was trained on; None where it was trained
-    on other tokens than those that are scored.
-    """
+    """Scores on at most 5,000 of the windows that the run was trained on; None without any."""
     windows, settings = opened.windows(), opened.record.settings
     rows = limit_windows(windows, settings.data.limit, settings.train.seed)["train"]
-    if not (_is_trained_on(opened) and len(rows)):
+    if not len(rows):
         return None
     if opened.record.is_finetuned:
         rows = sample_subjects(rows, settings.data.fraction, settings.train.seed)

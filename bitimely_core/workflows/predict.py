@@ -52,7 +52,7 @@ from bitimely_core.tokens.unlabelled import (
     find_recordings,
     parse_map,
 )
-from bitimely_core.types import Annotation, Record, group_by
+from bitimely_core.types import Annotation, Record, count_nouns, group_by
 from bitimely_core.workflows import hub
 from bitimely_core.workflows.calibrate import (
     calibrate_folds,
@@ -511,8 +511,7 @@ def _join_equal(findings: Sequence[Finding]) -> Iterator[Finding]:
     """Findings that differ by their recording alone as one: the first, with their number."""
     groups = group_by(findings, lambda finding: replace(finding, file=None))
     for first, *others in groups.values():
-        recordings = "recording" if len(others) == 1 else "recordings"
-        rest = f" (and in {len(others):,} more {recordings})" if others else ""
+        rest = f" (and in {count_nouns(len(others), 'more recording')})" if others else ""
         yield replace(
             first,
             problem=first.problem + rest,
