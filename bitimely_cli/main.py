@@ -170,6 +170,7 @@ def report_error(error: UserError) -> int:
     details = [detail for detail in details if detail.message != first.message]
     report_name = "ingest_report.json" if error.report else "the message of --json"
     with suppress(OSError):  # the screen may be a file on a full disk
+        screen.make_room()
         screen.print_findings([first, *details], report_name)
         if screen.json:
             screen.result(error.report or make_error_object(error))

@@ -85,6 +85,10 @@ class Screen:
             self.note(f"and {self.n_printed - MOST_LINES} more, see {where}")
             self.n_printed = MOST_LINES
 
+    def make_room(self) -> None:
+        """Room for one more line: the error that ends a verb is shown after any number of warnings."""
+        self.n_printed = min(self.n_printed, MOST_LINES - 1)
+
     def choose(self, result: Result) -> Result:
         """The result for the reader: JSON may be shared, the lines are for who owns the data."""
         return choose_counts(result, owner=not self.json)

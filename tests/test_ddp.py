@@ -829,6 +829,7 @@ def test_devices_that_a_launcher_overrules_are_named(
 ) -> None:
     from bitimely_cli.run_verbs import _launch_processes
 
+    monkeypatch.setattr(screen, "n_printed", 0)
     set_group(monkeypatch, WORLD_SIZE="3")
     _launch_processes(3)
     assert capsys.readouterr().err == ""

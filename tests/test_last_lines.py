@@ -10,7 +10,9 @@ import pytest
 from small import VERBS, copy_workspace
 
 from bitimely_cli.following import name_next
-from bitimely_cli.main import main
+from bitimely_cli.main import main, report_error
+from bitimely_cli.screen import MOST_LINES, screen
+from bitimely_core.errors import Finding, Reason, usage_error
 from bitimely_core.notices import select_unseen
 from bitimely_core.schemas.scores import Scores
 from bitimely_core.wording import MOST_WORDS
@@ -139,3 +141,16 @@ def test_a_dry_run_says_what_there_is(home: Path, capsys: pytest.CaptureFixture[
     assert not any(line.endswith(": -") for line in said)
     assert not any(".," in line for line in said), "sentences stand for themselves"
     assert "tokens: a token for each sample" in said
+
+
+def test_the_error_that_ends_a_verb_is_shown_after_any_number_of_warnings(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(screen, "silent", False)
+    warnings = [
+        Finding("warning", Reason.CORRUPT, f"night {number} is odd") for number in range(MOST_LINES)
+    ]
+    screen.print_findings(warnings)
+    screen.print_findings(warnings)
+    assert report_error(usage_error("5 steps", "expected 6")) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "error[config] 5 steps, expected 6."

@@ -24,7 +24,12 @@ from bitimely_core.errors import (
 from bitimely_core.formats.text import list_first
 from bitimely_core.system_errors import find_system_error, is_out_of_memory
 from bitimely_core.train import checkpoints
-from bitimely_core.train.distributed import all_reduce_sum, find_first_error, get_rank
+from bitimely_core.train.distributed import (
+    all_reduce_sum,
+    find_first_error,
+    find_lost_peer,
+    get_rank,
+)
 from bitimely_core.train.draws import find_facts
 from bitimely_core.types import Batches
 
@@ -38,6 +43,8 @@ MOST_NUMBERS = 20  # of a message
 def handle_signals(state: TrainingState) -> Iterator[None]:
     """The signals that end a verb set a flag that the loop reads after each step; a second SIGINT stops at
     once. Only for runs with a folder.
+
+    Raises UserError as `find_lost_peer`.
     """
     if state.home is None:
         yield
@@ -49,7 +56,14 @@ def handle_signals(state: TrainingState) -> Iterator[None]:
         state.stop_signal = state.stop_signal or number
 
     with replace_handlers(record_signal):
-        yield
+        try:
+            yield
+        except RuntimeError as error:
+            # in here, where a signal is noted only: `launch` names the lost process, and its
+            # SIGTERM to the others would else be reported beside it
+            if lost := find_lost_peer(error):
+                raise lost from error
+            raise
 
 
 def interrupted_error(state: TrainingState, number: int, when: str, outcome: str) -> UserError:
