@@ -86,7 +86,7 @@ class Screen:
             self.n_printed = MOST_LINES
 
     def make_room(self) -> None:
-        """Room for one more line: the error that ends a verb is shown after any number of warnings."""
+        """Room for one more line: the error that ends a verb is shown after any warnings."""
         self.n_printed = min(self.n_printed, MOST_LINES - 1)
 
     def choose(self, result: Result) -> Result:

@@ -488,24 +488,46 @@ def _compare_rows(
         unit=scores.unit,
         subject=evaluate.name_unit(scores),
     )
-    defined = {name for name, run in estimates.runs.items() if np.isfinite(run.value)}
-    base = rows.get(reference, [])
-    differences = {}
-    if base and base[0] in defined:
-        differences = {
-            row: evaluate.paired_difference(estimates, names, base)
-            for row, names in rows.items()
-            if row != reference
-        }
-    fitted = [name for name in others if name in defined]
-    baselines = {
+    cells = _build_cells(column, scored, estimates, rows)
+    return ColumnResult(
+        cells=cells,
+        differences=_compare_with_reference(estimates, rows, reference),
+        baselines=_compare_with_baselines(estimates, rows, others),
+        remarks=[*remarks, *_list_diverged(column, cells, scores)],
+    )
+
+
+def _compare_with_reference(
+    estimates: evaluate.RunEstimates, rows: Mapping[str, list[str]], reference: str
+) -> dict[str, MeanDifference]:
+    """Each other row less the row `reference`, where that has a score. `rows`: row -> names of its
+    runs in `estimates`.
+    """
+    base = rows.get(reference)
+    if not base or not np.isfinite(estimates.runs[base[0]].value):
+        return {}
+    return {
+        row: evaluate.paired_difference(estimates, names, base)
+        for row, names in rows.items()
+        if row != reference
+    }
+
+
+def _compare_with_baselines(
+    estimates: evaluate.RunEstimates, rows: Mapping[str, list[str]], baselines: Iterable[str]
+) -> dict[str, dict[str, MeanDifference]]:
+    """Each row less each baseline that has a score, by row and name of the baseline."""
+    fitted = [
+        name
+        for name in baselines
+        if name in estimates.runs and np.isfinite(estimates.runs[name].value)
+    ]
+    if not fitted:
+        return {}
+    return {
         row: {name: evaluate.compare_with_baseline(estimates, names, name) for name in fitted}
         for row, names in rows.items()
-        if fitted
     }
-    cells = _build_cells(column, scored, estimates, rows)
-    remarks += _list_diverged(column, cells, scores)
-    return ColumnResult(cells=cells, differences=differences, baselines=baselines, remarks=remarks)
 
 
 def _list_diverged(

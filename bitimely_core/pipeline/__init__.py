@@ -133,42 +133,40 @@ def run(
         assignments=assignments,
         began=began,
     )
+    head = {"format_version": 1, "pipeline": pipeline}
     if recipe.recipes:
         plans = _plan_recipes(recipe, pipeline, preset, workspace)
         _check_matches(only, plans.values())
-        call = functools.partial(
+        run_part = functools.partial(
             run_again, jobs=jobs, dry_run=dry_run, estimate=estimate, on=on, watch=watch
         )
         results = {
-            plan.name: call(part)
+            plan.name: run_part(part)
             for part, plan in plans.items()
             if not only or find_matches(plan, only)
         }
-        result = _join_recipes(recipe, home, workspace, list(plans.values()), results)
-        return {"format_version": 1, "pipeline": pipeline, **result}
+        return head | _join_recipes(recipe, home, workspace, list(plans.values()), results)
     plan = plan_experiment(
         recipe, name, workspace, assignments=per_training, devices=devices, leak_free=leak_free
     )
     _check_matches(only, [plan])
     selected = graph.closure(plan.nodes, select_stages(plan, only or [], shard))
-    head = {"format_version": 1, "pipeline": pipeline}
     if estimate or on is not None:
         return head | costs.estimate_costs(plan, selected, workspace, on=on)
     if dry_run:
         return head | costs.list_stages(plan, selected)
+    report = _add_time_left(plan, selected, watch, jobs)
     same_run = functools.partial(run_again, pipeline, leak_free=leak_free)
     with stage_workers.limit_threads(jobs), stage_workers.start_processes(jobs, same_run, devices):
-        states = graph.execute(
-            plan.nodes,
-            home,
-            selected=selected,
-            began=began,
-            watch=_add_time_left(plan, selected, watch, jobs),
-        )
+        states = graph.execute(plan.nodes, home, selected=selected, began=began, watch=report)
+    return head | _describe_stages(states, page)
+
+
+def _describe_stages(states: graph.States, page: Path) -> Choices:
+    """The stages of a recipe that were run, its page and the exit code."""
     stages = [row for row in graph.list_states(states) if row["state"] != "not run"]
     codes = [row["exit_code"] for row in stages if row["state"] in {"failed", "partial"}]
-    result = _describe_end(stages, page, codes)
-    return {"format_version": 1, "pipeline": pipeline, **result}
+    return _describe_end(stages, page, codes)
 
 
 def _name_experiment(pipeline: str, *, leak_free: bool = False, preset: str | None = None) -> str:

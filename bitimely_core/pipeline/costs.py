@@ -16,6 +16,7 @@ from bitimely_core import registry
 from bitimely_core.catalog import COSTS
 from bitimely_core.config import (
     ModelConfig,
+    SettingsLayer,
     build_model_config,
     load_preset,
     merge_layers,
@@ -197,7 +198,6 @@ def estimate_training(
     its own data.
     """
     training, first = plan.trainings[label], plan.pretraining_of(label)
-    is_pretraining = training.verb == "pretrain"
     pairs = parse_assignments(list(training.assignments))
     flags = merge_layers(training.flags, pairs)
     model = {**first.flags.get("model", {}), **pairs.get("model", {})}
@@ -216,12 +216,7 @@ def estimate_training(
     except UserError as error:
         raise_system_error(error)
         return TrainingCost()
-    train = load_preset(preset).get("train" if is_pretraining else "finetune", {})
-    train = {**train, **flags.get("train", {})}
-    objective = "none"
-    if is_pretraining:
-        objective = flags.get("objective", {}).get("name") or entry.facts.objective
-        train |= {"steps": 0} if objective == "none" else {}
+    train, objective = _choose_training(training, preset, flags, entry.facts.objective)
     data, sizes = flags.get("data", {}), _measure_tokens(training, plan, workspace)
     windows, batch = _count_windows(train, data, sizes), train.get("batch_size", 64)
     if windows is None:
@@ -248,6 +243,20 @@ def estimate_training(
         steps=updates,
         layers=config.layers,
     )
+
+
+def _choose_training(
+    training: TrainingStage, preset: str, flags: Flags, usual: str
+) -> tuple[SettingsLayer, str]:
+    """The training settings of the preset under those of the recipe, and the objective; `usual`:
+    that of the model, which pre-training has by default.
+    """
+    section = "train" if training.verb == "pretrain" else "finetune"
+    settings = load_preset(preset).get(section, {}) | flags.get("train", {})
+    if training.verb != "pretrain":
+        return settings, "none"
+    objective = flags.get("objective", {}).get("name") or usual
+    return settings | ({"steps": 0} if objective == "none" else {}), objective
 
 
 def _count_operations(family: str, config: ModelConfig, parameters: int, tokens: float) -> float:
