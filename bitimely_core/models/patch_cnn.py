@@ -38,6 +38,14 @@ STEM, WIDTHS = 9, (16, 16, 32, 64, 64, 64)  # kernel of the stem; features behin
 LONG_SIZES = ((2000, 2, 4), (math.inf, 4, 5))
 
 
+def compute_variance(x: Tensor) -> Tensor:
+    """The variance over the last dimension, [..., n] -> [...].
+
+    `Tensor.var` takes five to ten times as long on a CPU.
+    """
+    return (x - x.mean(-1, keepdim=True)).square().mean(-1)
+
+
 class GroupedConv(nn.Module):
     """A convolution without bias and the norm of groups of its features, over one patch."""
 
@@ -84,7 +92,7 @@ class PatchNetwork(nn.Module):
         mean = y.mean(-1)
         if not self.spread:
             return mean
-        return torch.cat((mean, (y.var(-1, correction=0) + FLOOR).sqrt()), -1)
+        return torch.cat((mean, (compute_variance(y) + FLOOR).sqrt()), -1)
 
 
 class PatchSpectrum(nn.Module):
@@ -123,7 +131,7 @@ class PatchSpectrum(nn.Module):
             x = x.to(self.waves.dtype)
             cosine, sine = (x @ self.waves).chunk(2, -1)
             amplitude = 0.5 * (cosine.square() + sine.square() + FLOOR).log()
-            size = 0.5 * (x.var(-1, correction=0) + FLOOR).log()
+            size = 0.5 * (compute_variance(x) + FLOOR).log()
             return torch.cat((amplitude.flatten(-2), x.mean(-1), size), -1)
 
     def forward(self, x: Tensor) -> Tensor:
