@@ -18,7 +18,15 @@ import bitimely
 from bitimely_cli.main import main
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate import baselines, score
-from bitimely_core.methods import classifiers, kernels, lengths, linear, method_contract, rates
+from bitimely_core.methods import (
+    classifiers,
+    kernels,
+    lengths,
+    linear,
+    method_contract,
+    rates,
+    window_counts,
+)
 from bitimely_core.registry import methods
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.store.records import read_result_table
@@ -145,6 +153,24 @@ def test_boosted_trees_are_those_of_scikit_learn(classes):
     constant = classifiers.make_constant(0.25)
     np.testing.assert_allclose(classifiers.predict_chance(constant, new[:2])[:, 1], 0.25)
     assert classifiers.predict_chance(classifiers.make_constant(0.0), new[:1])[0, 1] == 0
+
+
+@pytest.mark.parametrize("held_out", [0, 100])
+@pytest.mark.parametrize("kind", ["trees", "logistic", "linear"])
+def test_a_validation_split_without_a_case_leaves_the_risk_right_on_average(kind, held_out):
+    draw = np.random.default_rng(0)
+    x = draw.poisson(0.6, (5000, 40)).astype(np.float32)
+    y = draw.random(5000) < 1 / (1 + np.exp(4.2 - 0.5 * x[:, 0] - 0.4 * x[:, 1]))
+    train, new = slice(0, 800), slice(800, None)
+    parts = {"train": x[train], "validation": x[new][~y[new]][:held_out]}
+    labels = {"train": y[train, None] * 1.0, "validation": np.zeros((held_out, 1))}
+    if kind == "linear":
+        model = linear.fit_linear("multilabel", parts, labels, 1).model
+        risks = linear.predict_linear("multilabel", model, x[new])
+    else:
+        fitted = window_counts.fit_labels(kind, parts, labels, 4)
+        risks = window_counts.predict_labels(fitted, x[new])
+    assert risks.mean() == pytest.approx(y[train].mean(), rel=0.3)  # trees had a tenth of it
 
 
 @pytest.mark.parametrize("classes", [2, 3])

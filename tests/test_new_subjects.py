@@ -141,6 +141,29 @@ def test_a_run_without_an_index_day_predicts_everybody(tmp_path: Path) -> None:
 
 
 @slow
+def test_a_label_that_nobody_of_the_training_has_has_no_risk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, place = tmp_path / "made", ["-w", tmp_path / "w"]
+    write_cohort(made, subjects=200, seed=0)
+    (made / "labels.csv").unlink()
+    claims = pl.read_csv(made / "claims.csv", infer_schema=False)
+    is_copd = pl.col("icd").str.contains("^(49[126]|J4[1-4])")
+    claims.filter(~is_copd).write_csv(made / "claims.csv")
+    read = ["--phecode-map", made / "icd_phecode_demo.csv", "--no-select"]
+    run("ingest", "pophr", made, *place, *read, code=Exit.PARTIAL)
+    run("train", "trees", "--data", "pophr", *place)
+    run("export", "trees-pophr", *place, "--out", tmp_path / "out")
+    capsys.readouterr()
+    run("predict", tmp_path / "out", made, *place, "--json", code=Exit.PARTIAL)
+    notices = json.loads(capsys.readouterr().out)["notices"]
+    assert notices == ["Nobody of the training has copd: no risk of it is given."]
+    risks = bitimely.from_pretrained(tmp_path / "out", workspace=tmp_path).predict(made)
+    assert risks["risk_copd"].is_null().all()
+    assert risks["risk_diabetes"].is_between(0, 1).all()
+
+
+@slow
 def test_tokens_of_others_have_the_ids_of_the_run(site: Path) -> None:
     mine = pl.read_parquet(site / "a/tokens/pophr/vocab.parquet")
     theirs = pl.read_parquet(site / "b/tokens/pophr-risk/vocab.parquet")

@@ -201,7 +201,7 @@ def _fit_label(
         return -float(logs.sum() / validation.weight.sum())
 
     model = window_counts.fit_best(
-        models if len(validation.row) else models[:1],
+        models if (validation.outcome == 1).any() else models[:1],
         measure_loss,
         design["train"],
         train.outcome,

@@ -213,7 +213,8 @@ def _fit_logistic(train: Pair, validation: Pair, classes: int) -> _LogisticFit:
     model = LogisticRegression(max_iter=500, warm_start=True)
     held_out, ids = validation
     least, late, best = np.inf, 0, _LogisticFit(weights, bias, DEFAULT_PENALTY, 0)
-    for penalty in _list_penalties(ids):
+    # people of one class alone cannot choose: the least loss has the most extreme risk
+    for penalty in PENALTIES if len(np.unique(ids)) > 1 else (DEFAULT_PENALTY,):
         model.set_params(C=1.0 / penalty)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ConvergenceWarning)
@@ -237,15 +238,11 @@ def choose_ridge(train: Pair, validation: Pair) -> Ridge:
     from sklearn.linear_model import Ridge
 
     held_out, targets = validation
-    models = [Ridge(alpha=penalty).fit(*train) for penalty in _list_penalties(targets)]
+    penalties = PENALTIES if len(targets) else (DEFAULT_PENALTY,)
+    models = [Ridge(alpha=penalty).fit(*train) for penalty in penalties]
 
     def measure_loss(model: Ridge) -> float:
         errors = model.predict(held_out).reshape(targets.shape) - targets
         return float(np.square(errors).mean())
 
     return min(models, key=measure_loss) if len(models) > 1 else models[0]
-
-
-def _list_penalties(targets: Array) -> tuple[float, ...]:
-    """The penalties to try on a validation split with these targets."""
-    return PENALTIES if len(targets) else (DEFAULT_PENALTY,)

@@ -134,6 +134,8 @@ class HistoryPreparation(StoredRecord):
     reading: dict[str, Any]  # options of the ingest
     codemap: CodeMap
     values: list[dict[str, Any]] | None  # rows of `code_values.fit_values`; None: no numbers
+    # of a run: labels, with horizons, that nobody of its training has
+    untaught: tuple[str, ...] = ()
 
 
 class ChannelPreparation(Part):

@@ -31,6 +31,7 @@ from bitimely_core.workflows.jobs import (
     count_labels,
     derive_model_shape,
     find_moments,
+    find_taught,
     finish_job,
     list_training_notices,
 )
@@ -309,15 +310,12 @@ def _has_other_pseudonyms(parent: Run, windows: Windows) -> bool:
 
 def _require_cases(train: Windows) -> None:
     """Raises UserError: class_missing (exit 4) where none of several labels has a case in the
-    windows; the ingest names those without one among others.
+    windows; those without one among others have no risk of new people.
     """
     target = train.targets(None)
-    if train.task not in ("multilabel", "survival") or target is None:
+    if train.task not in ("multilabel", "survival") or target is None or find_taught(train).any():
         return
-    labels = target[..., 1] if train.task == "survival" else target
-    if (labels == 1).any():
-        return
-    state = "has no case" if np.isfinite(labels).any() else "is unknown"
+    state = "has no case" if np.isfinite(target[..., -1]).any() else "is unknown"
     names = ", ".join(train.class_names)
     raise input_error(
         Reason.CLASS_MISSING,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeGuard
+
+import numpy as np
 
 from bitimely_core import registry
 from bitimely_core.cache import open_cache
@@ -37,15 +40,9 @@ from bitimely_core.schemas.runs import (
     TuningRecord,
 )
 from bitimely_core.schemas.scores import Scores
-from bitimely_core.schemas.tokens import Calibration
+from bitimely_core.schemas.tokens import Calibration, HistoryPreparation
 from bitimely_core.store import storage
-from bitimely_core.store.records import (
-    find_missing,
-    has_result,
-    list_results,
-    read_result,
-    write_results,
-)
+from bitimely_core.store.records import find_missing, has_result, list_results, write_results
 from bitimely_core.tokens.sequences import HISTORIES, EventSequences
 from bitimely_core.tokens.sets import TokenSet
 from bitimely_core.train import tuning
@@ -291,10 +288,21 @@ def _describe_inputs(
         return {} if described is None else {"preprocessing.json": described.encode()}
     if not has_result(windows.folder / HISTORIES):
         return {}
-    files: dict[str, storage.Content | None] = {HISTORIES: read_result(windows.folder / HISTORIES)}
+    prepared = HistoryPreparation.load(windows.folder / HISTORIES)
+    if record.is_finetuned:
+        taught = find_taught(windows["train"])
+        names = itertools.compress(windows.class_names, ~taught)
+        prepared = prepared.model_copy(update={"untaught": tuple(names)})
+    files: dict[str, storage.Content | None] = {HISTORIES: prepared.encode()}
     if record.is_finetuned and (fitted := _calibrate(folder, record, windows)):
         files[CALIBRATION] = fitted.encode()
     return files
+
+
+def find_taught(train: Windows) -> np.ndarray:
+    """Of which of several labels training windows have a case, bool [K]."""
+    target = np.asarray(train.targets(None))
+    return np.any((target[..., 1] if train.task == "survival" else target) == 1, axis=0)
 
 
 def _calibrate(folder: Path, record: RunRecord, windows: Windows) -> Calibration | None:

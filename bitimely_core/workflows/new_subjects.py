@@ -82,7 +82,8 @@ class SubjectsPrediction(NamedTuple):
     """What the model says about new people."""
 
     # a row a person: subject_id, index_date, status, events, rows, unknown_rows, risk_<label>
-    # (calibrated where the run has a calibration; null of the dead) and p_<label> of the model
+    # (calibrated where the run has a calibration; null of the dead, and of labels that nobody of
+    # the training has) and p_<label> of the model
     frame: pl.DataFrame
     unknown: pl.DataFrame  # `NewHistories.unknown`
     findings: list[FindingRecord]  # of the ingest
@@ -110,6 +111,12 @@ class HistoryPredictor:
     def class_names(self) -> tuple[str, ...]:
         """The labels, of times to event at each horizon."""
         return self.run.record.data[0].class_names
+
+    def list_notices(self) -> list[str]:
+        """The altered files of the run, and the labels without a risk."""
+        names = self.prepared.untaught
+        lacking = f"Nobody of the training has {' or '.join(names)}: no risk of it is given."
+        return [*self.changes, *([lacking] if names else [])]
 
     def describe_calibration(self) -> str:
         """What the risks are."""
@@ -218,7 +225,10 @@ class HistoryPredictor:
         for prefix, values in (("risk", self._calibrate(probabilities)), ("p", probabilities)):
             for k, name in enumerate(self.class_names):
                 column = pl.Series(values[:, k])
-                columns[f"{prefix}_{name}"] = column.set(died, None) if prefix == "risk" else column
+                without = died | (name in self.prepared.untaught)
+                columns[f"{prefix}_{name}"] = (
+                    column.set(without, None) if prefix == "risk" else column
+                )
         counted = ("status", "events", "rows", "unknown_rows")
         return people.select("subject_id", **day, **{name: name for name in counted}).with_columns(
             **columns
@@ -257,7 +267,7 @@ def predict_subjects(
         "run": model.run.name,
         "out": str(target),
         "labels": list(model.class_names),
-        "notices": list(model.changes),
+        "notices": model.list_notices(),
     }
     keep_ids = request.choose_options().get("keep_ids")
     ids = Path(keep_ids) if keep_ids else None
@@ -271,7 +281,7 @@ def predict_subjects(
             Reason.NO_INPUT, "nobody is in these data", "expected people", file=str(files[0])
         )
     page = new_subjects_page(model.run.record, model.describe_calibration(), made)
-    page = replace(page, notices=[*model.changes, *page.notices])
+    page = replace(page, notices=[*model.list_notices(), *page.notices])
     report = write_report(
         target, page, others={"predictions.parquet": storage.encode_parquet(made.frame)}
     )
