@@ -9,11 +9,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
+from scipy.optimize import Bounds, LinearConstraint, milp
 
 from bitimely_core.claims import disclosure, protected_scores
 from bitimely_core.claims.disclosure import CountDisclosure
+from bitimely_core.report.new_subjects_page import new_subjects_page
+from bitimely_core.report.renderer import write_report
 from bitimely_core.schemas.scores import (
     Baseline,
     ClassScores,
@@ -304,3 +308,74 @@ def test_nobody_at_risk_is_a_count_of_zero() -> None:
     expected = {("n", "d2"): 40, ("risk", "d2", "0"): 0, ("events", "d2", "0"): 25}
     expected |= {("gone", "d2", "0"): 15, ("left", "d2", "0"): 40}
     assert system.counts == expected
+
+
+# ---- risks of new people
+
+
+def count_values(shown: dict[str, Any], true: dict[str, int], sums: list[list[str]]) -> list[int]:
+    """How many values each count of 1 to 10 can have, by an integer program, for a reader who knows
+    which of those that are not shown are of 1 to 10; `sums`: a total and its parts.
+    """
+    names = list(true)
+    place = {name: k for k, name in enumerate(names)}
+    low, high = np.zeros(len(names)), np.full(len(names), 1e4)
+    for k, (name, count) in enumerate(true.items()):
+        if shown.get(name) is not None:
+            low[k] = high[k] = shown[name]
+        elif name in shown:
+            low[k], high[k] = (1, 10) if count < 11 else (11, 1e4)
+    rows = np.zeros((len(sums), len(names)))
+    for row, (total, *parts) in zip(rows, sums, strict=True):
+        row[place[total]] = -1
+        row[[place[part] for part in parts]] = 1
+    fixed = LinearConstraint(rows, 0, 0)
+    values = []
+    for k in (k for k, n in enumerate(true.values()) if 0 < n < 11):
+        sides = np.eye(len(names))[k] * np.array([[1], [-1]])
+        least, most = (
+            milp(c, integrality=np.ones(len(c)), bounds=Bounds(low, high), constraints=fixed).x[k]
+            for c in sides
+        )
+        values.append(round(most - least) + 1)
+    return values
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_bands_of_risk_show_no_few_people_beside_the_people_and_the_other_labels(
+    seed: int, tmp_path: Path
+) -> None:
+    draw, labels = np.random.default_rng(seed), ("flu", "chf", "gout")
+    died = np.arange(400) < draw.integers(0, 9)
+    state = np.where(died, "died", np.where(draw.random(400) < 0.1, "few", "as trained"))
+    risks = {f"risk_{name}": draw.beta(1, 2 + 9 * k, 400) for k, name in enumerate(labels)}
+    frame = pl.DataFrame({"status": state, "rows": 1, "unknown_rows": 0, **risks})
+    frame = frame.with_columns(
+        pl.when(pl.col("status") != "died").then(f"risk_{name}").alias(f"risk_{name}")
+        for name in labels
+    )
+    unknown = pl.DataFrame(schema=dict.fromkeys(("code", "reason", "rows", "people"), pl.String))
+    record: Any = SimpleNamespace(
+        run="r", model="trees", data=[SimpleNamespace(class_names=labels)]
+    )
+    record.data[0].name = "north"
+    made: Any = SimpleNamespace(frame=frame, unknown=unknown, exact=False)
+    page = new_subjects_page(record, "calibrated", made)
+    write_report(tmp_path / "out", page)
+
+    true = {"all": 400, "living": int((~died).sum())}
+    shown: dict[str, Any] = {"all": page.summary["people"]}
+    people = pl.read_parquet(tmp_path / "out/people.parquet")
+    cells = people["people"].cast(pl.String).cast(pl.Int64, strict=False)
+    shown |= dict(zip(people["history"], cells, strict=True))
+    true |= {name: int((state == name).sum()) for name in shown if name != "all"}
+    sums = [["all", *people["history"]], ["living", *(set(people["history"]) - {"died"})]]
+    for name in labels:
+        bands = pl.read_parquet(tmp_path / f"out/risk-{name}.parquet")["value"].fill_nan(None)
+        keys = [f"{name} {k}" for k in range(10)]
+        shown |= dict(zip(keys, bands, strict=True))
+        living = frame[f"risk_{name}"].drop_nulls().to_numpy()
+        true |= dict(zip(keys, np.histogram(living, np.linspace(0, 1, 11))[0], strict=True))
+        sums.append(["living", *keys])
+    assert not any(0 < (n or 0) < 11 for n in shown.values())
+    assert min(count_values(shown, true, sums), default=5) >= 5

@@ -5,6 +5,7 @@ Counts of few people are withheld unless the people are synthetic.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypedDict
 
 import numpy as np
@@ -18,6 +19,7 @@ from bitimely_core.schemas.runs import RunRecord
 if TYPE_CHECKING:
     import polars as pl
 
+RISK = "risk_"  # begins the names of columns of risks
 BANDS = 10  # of the predicted risk
 CODES = 50  # codes that are listed
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -69,7 +71,7 @@ class SubjectsSummary(NamedTuple):
     @classmethod
     def describe(cls, made: SubjectsPredictionLike) -> Self:
         """The numbers of people by status, and of rows that were not understood."""
-        status, hidden = _count_status(made)
+        status, _, hidden = _SubjectCounts.measure(made)
         rows, unknown = (int(made.frame[name].sum()) for name in ("rows", "unknown_rows"))
         texts = ", ".join(f"{n:,} {name}" for name, n in status.items())
         lines = [
@@ -89,21 +91,52 @@ class SubjectsSummary(NamedTuple):
         return cls(lines, counts)
 
 
-def _count_status(made: SubjectsPredictionLike) -> tuple[dict[str, int], frozenset[tuple[str]]]:
-    """People by status, and the counts that are withheld; `all` is their sum."""
-    rows = made.frame["status"].value_counts().sort(["count", "status"], descending=[True, False])
-    counts = dict(rows.iter_rows())
-    return counts, _find_hidden(made, counts)
+class _SubjectCounts(NamedTuple):
+    """People by status, and of each label with risks by band; what of it is withheld."""
+
+    status: dict[str, int]
+    bands: dict[str, dict[str, int]]
+    hidden: frozenset[tuple[str, ...]]  # of all, of a status, of a label and band
+
+    @classmethod
+    def measure(cls, made: SubjectsPredictionLike) -> Self:
+        """The counts of some people; none of 1 to 10 follows from all that are printed."""
+        statuses = made.frame["status"].value_counts()
+        status = dict(statuses.sort(["count", "status"], descending=[True, False]).iter_rows())
+        names = [name for name in made.frame.columns if name.startswith(RISK)]
+        with_risk = {name: rows for name in names if len(rows := made.frame.drop_nulls(name))}
+        bands = {
+            name.removeprefix(RISK): _count_bands(rows[name]) for name, rows in with_risk.items()
+        }
+        living = {state for rows in with_risk.values() for state in rows["status"]}
+        return cls(
+            status, bands, frozenset() if made.exact else _find_hidden(status, living, bands)
+        )
 
 
-def _find_hidden(made: SubjectsPredictionLike, counts: dict[str, int]) -> frozenset[tuple[str]]:
-    """The parts of all people that are withheld, so that none of 1 to 10 is left."""
-    if made.exact:
-        return frozenset()
-    keys = {("all",): made.frame.height} | {(name,): n for name, n in counts.items()}
-    parts = [(name,) for name in counts]
-    order = {key: n for n, key in enumerate(keys)}
-    return privacy.find_withheld(keys, [(("all",), parts)], (), order)
+def _find_hidden(
+    status: Mapping[str, int], living: Collection[str], bands: Mapping[str, Mapping[str, int]]
+) -> frozenset[tuple[str, ...]]:
+    """The counts that are withheld; people of the states `living` have a risk of each label."""
+    states: dict[tuple[str, ...], int] = {(name,): n for name, n in status.items()}
+    counts: dict[tuple[str, ...], int] = {("all",): sum(status.values()), **states}
+    order = {key: place for place, key in enumerate(counts)}
+    counts["risk",] = sum(status[name] for name in living)  # printed nowhere
+    alive: list[tuple[str, ...]] = [(name,) for name in living]
+    sums = [(("all",), [*states]), (("risk",), alive)]
+    for label, people in bands.items():
+        parts: dict[tuple[str, ...], int] = {(label, band): n for band, n in people.items()}
+        counts |= parts
+        order |= dict.fromkeys(parts, len(status) + 1)
+        sums.append((("risk",), [*parts]))
+    return privacy.find_withheld(counts, sums, {("risk",)}, order)
+
+
+def _count_bands(risks: pl.Series) -> dict[str, int]:
+    """The people in each band of the risk."""
+    counts, edges = np.histogram(risks, np.linspace(0, 1, BANDS + 1))
+    names = [f"{low:.0%} to {high:.0%}" for low, high in itertools.pairwise(edges)]
+    return dict(zip(names, counts.tolist(), strict=True))
 
 
 def new_subjects_page(record: RunRecord, calibration: str, made: SubjectsPredictionLike) -> Page:
@@ -114,19 +147,20 @@ def new_subjects_page(record: RunRecord, calibration: str, made: SubjectsPredict
     page.fact("Run", describe_run(record))
     page.fact("Risks", calibration)
     page.fact("Index day", _describe_index(made.frame))
-    means = [made.frame[f"risk_{label}"].mean() for label in labels]
+    means = [made.frame[RISK + label].mean() for label in labels]
     shows_risks = made.exact or not privacy.is_small(made.frame.height)
     if shows_risks:
         bars = BarPlot(list(labels), means, ylabel="mean risk")  # type: ignore[arg-type]
         title = f"Mean risk of {labels[0]}"
         page.figure("risks", title, "The mean of the predicted risks of each label.", bars)
-    status, hidden = _count_status(made)
+    counts = _SubjectCounts.measure(made)
+    status, bands, hidden = counts
     shared = {name: None if (name,) in hidden else n for name, n in status.items()}
     rows = [[name, privacy.show_count(n)] for name, n in shared.items()]
     page.table("people", "People", STATUS, ["history", "people"], rows)
     _add_unknown(page, made)
-    for label in labels if shows_risks else ():
-        _add_distribution(page, label, made)
+    for label in bands if shows_risks else ():
+        _add_distribution(page, label, made, counts)
     total = privacy.show_count(None if ("all",) in hidden else made.frame.height)
     verdict = f"Risks of {', '.join(labels)}; {total} people were read."
     return page.finish(verdict, {"run": record.run, **SubjectsSummary.describe(made).protected})
@@ -141,18 +175,14 @@ def _describe_index(frame: pl.DataFrame) -> str:
     return f"{days[0]}" if len(days) == 1 else "of each person, as the source gives it"
 
 
-def _add_distribution(page: PageBuilder, label: str, made: SubjectsPredictionLike) -> None:
+def _add_distribution(
+    page: PageBuilder, label: str, made: SubjectsPredictionLike, counts: _SubjectCounts
+) -> None:
     """How the risks of a label are distributed."""
-    risks = made.frame[f"risk_{label}"].drop_nulls().to_numpy()
-    if not len(risks):
-        return
-    counts, edges = np.histogram(risks, np.linspace(0, 1, BANDS + 1))
-    names = [f"{low:.0%} to {high:.0%}" for low, high in itertools.pairwise(edges)]
-    people = dict(zip(names, counts.tolist(), strict=True))
-    rest = {"no risk": made.frame.height - len(risks)} if made.frame.height > len(risks) else {}
-    hidden = _find_hidden(made, people | rest)
-    heights = [None if (name,) in hidden else n for name, n in people.items()]
-    bars = BarPlot(names, heights, ylabel="people")
+    risks = made.frame[RISK + label].drop_nulls().to_numpy()
+    people = counts.bands[label]
+    heights = [None if (label, band) in counts.hidden else n for band, n in people.items()]
+    bars = BarPlot(list(people), heights, ylabel="people")
     page.section(f"Risk of {label}")
     page.figure(f"risk-{label}", "Bands of risk", RISKS.format(label=label), bars)
     least = 0 if made.exact else SMALL
