@@ -211,12 +211,17 @@ def test_sexes_as_countries_write_them(ingest: Ingest, raw: Path, male: str, fem
 
 @pytest.mark.parametrize(
     ("sexes", "numbers"),
-    [(("H", "M"), {1: 40, 2: 20}), (("V", "M"), {0: 60}), (("1.0", "0.0"), {1: 40, 0: 20})],
+    [
+        (("H", "M"), {1: 40, 2: 20}),
+        (("V", "M"), {0: 60}),
+        (("1.0", "0.0"), {1: 40, 0: 20}),
+        (("1", "3"), {1: 40, 2: 20}),
+    ],
 )
 def test_sexes_that_mean_another_one_elsewhere_are_said(
     ingest: Ingest, raw: Path, sexes: tuple[str, str], numbers: dict[int, int]
 ) -> None:
-    """M is mujer beside H (hombre); beside V it is man (vrouw) or mujer (varón)."""
+    """M is mujer beside H (hombre); beside V it is man (vrouw) or mujer (varón). 3 is of Brazil."""
     copy_case(raw, "00_control")
     column = pl.Series("sex", [sexes[0], sexes[0], sexes[1]] * 20)
     read_patients().with_columns(column).write_csv(raw / "patients.csv")
@@ -1168,14 +1173,17 @@ def test_further_columns_of_codes_are_named(ingest: Ingest, raw: Path) -> None:
     assert second.count_rows() > first.count_rows()
 
 
-def test_icd10_with_a_map_of_icd10_alone(raw: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    rows = [f"{p},2015-01-{day:02d},E11.9" for p in range(12) for day in range(1, 7)]
+@pytest.mark.parametrize("code", ["E11.9", "DE119"])  # of the Danish SKS
+def test_icd10_with_a_map_of_icd10_alone(
+    raw: Path, capfd: pytest.CaptureFixture[str], code: str
+) -> None:
+    rows = [f"{p},2015-01-{day:02d},{code}" for p in range(12) for day in range(1, 7)]
     (raw / "export.csv").write_text("\n".join(["person,date,code", *rows]) + "\n")
     (raw / "map.csv").write_text("icd10,phecode\nE11.9,250.2\nI10,401.1\n")
     home = raw.parent / "w"
     words = ["ingest", "pophr", str(raw), "-w", str(home), "--phecode-map", str(raw / "map.csv")]
     assert main(words) == 4
-    assert "Give --col vocab=icd10" in capfd.readouterr().err
+    assert "--col vocab=icd10" in capfd.readouterr().err
     words += ["--col", "vocab=icd10", "--rules", "none", "--no-select", "--min-codes", "1"]
     assert main(words) == 0
     assert open_cache(home / "cache" / "pophr").events_manifest.funnel.rows == 72

@@ -629,7 +629,8 @@ def test_dates_that_no_option_reads_are_to_be_written_again(
 
 
 @pytest.mark.parametrize(
-    ("written", "form"), [("%m/%Y", "%m/%Y"), ("%Y%m", "yyyymm"), ("%Y%m%d.0", "")]
+    ("written", "form"),
+    [("%m/%Y", "%m/%Y"), ("%m%Y", "%m%Y"), ("%Y%m", "yyyymm"), ("%Y%m%d.0", "")],
 )
 def test_births_have_one_advice(ingest: Ingest, written: str, form: str) -> None:
     """Numbers of six or eight digits are no seconds of 1960 or 1970."""

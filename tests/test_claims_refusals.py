@@ -100,6 +100,10 @@ def test_enrolment_by_month_is_observation(tmp_path: Path, head: str) -> None:
         ("discharge_status", "1", "20"),
         ("discharge_disposition", "home", "Expired"),
         ("Entlassungsgrund", "regulär", "Tod"),
+        ("Entlassungsgrund", "011", "079"),
+        ("MODE_SORTIE", "8", "9"),
+        ("dismeth", "1", "4"),
+        ("UTSATT", "1", "4"),
     ],
 )
 def test_deaths_in_hospital_are_said_and_read_by_an_option(
@@ -115,3 +119,36 @@ def test_deaths_in_hospital_are_said_and_read_by_an_option(
     assert subjects is not None
     facts = list_cells(subjects.sort("subject_id"), "subject_id", "death", "obs_end")
     assert facts == [("a1", "2016-04-05", None), ("a2", None, None)]
+
+
+def test_ends_of_stays_of_which_none_is_a_known_death_are_said(tmp_path: Path) -> None:
+    rows = "a1,2015-02-03,E11.9,1\na1,2016-04-05,I10,77\na2,2015-03-04,J44.9,1\n"
+    write_files(tmp_path, claims__csv=f"patient_id,date,icd10,discharge_status\n{rows}")
+    claims, _ = read_folder(tmp_path, col=["vital=discharge_status"])
+    assert any("states of 'discharge_status'" in f.line() for f in claims.findings)
+
+
+def test_who_died_in_a_stay_did_so_on_the_day_that_the_advice_names(tmp_path: Path) -> None:
+    rows = "a1,2015-02-03,E11.9,0,2015-02-05\na1,2016-04-05,I10,1,2016-04-09\n"
+    head = "patient_id,date,icd10,MORTE,DT_SAIDA\n"
+    write_files(tmp_path, claims__csv=f"{head}{rows}a2,2015-03-04,J44.9,0,2015-03-05\n")
+    claims, _ = read_folder(tmp_path)
+    assert any("--col last_contact=NAME" in finding.line() for finding in claims.findings)
+    subjects = read_folder(tmp_path, col=["last_contact=DT_SAIDA"])[0].subjects
+    assert subjects is not None
+    deaths = list_cells(subjects.sort("subject_id"), "subject_id", "death")
+    assert deaths == [("a1", "2016-04-09"), ("a2", None)]
+
+
+def test_fields_of_uk_biobank_are_births_sexes_and_deaths(tmp_path: Path) -> None:
+    for name in ("p{}", "{}-0.0", "f.{}.0.0"):
+        head = [name.format(field) for field in ("31", "34", "41270", "41280", "40000")]
+        death = "p40000_i0" if name == "p{}" else head.pop()
+        write_files(
+            tmp_path,
+            ukb__csv=f"eid,{','.join(head[:4])},{death}\n1,1,1950,E119,2001-02-03,2010-01-02\n",
+        )
+        subjects = read_folder(tmp_path)[0].subjects
+        assert subjects is not None
+        found = list_cells(subjects, "birth", "death", "sex")
+        assert found == [("1950-07-01", "2010-01-02", 1)]

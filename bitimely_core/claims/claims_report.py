@@ -27,7 +27,10 @@ from bitimely_core.types import IngestUnit
 
 Report = TypeVar("Report", IngestReport, IngestPart)
 SUBJECTS = "subjects"  # kind of a table with a row a subject
-DISEASE = re.compile(r"\W*([A-Z]\d|\d{3}\.)", re.IGNORECASE)  # how codes of diseases begin
+# how codes of diseases begin, and those of the Danish SKS, which are of no vocabulary
+DISEASE = re.compile(r"\W*([A-Z]\d|\d{3}\.)", re.IGNORECASE)
+PREFIXED = re.compile(r"\W*D[A-Z]\d", re.IGNORECASE)
+LOOKS = {Reason.WRONG_VOCABULARY: DISEASE, Reason.BAD_CODE: PREFIXED}
 REQUIREMENTS = {  # what was expected of rows that are left out
     Reason.DATE: "expected a calendar date",
     Reason.DATE_OUTSIDE_LIFE: "expected a day between birth and death, within the data",
@@ -98,7 +101,7 @@ def _advise_codes(job: ClaimsJob, account: RowAccount, reason: Reason) -> str:
     survey, tables = job.claims.survey, job.claims.events.tables
     is_stated = survey.stated == "surely" or any("vocab" in t.table.columns for t in tables)
     examples = account.examples.get(reason, [])
-    if reason != Reason.WRONG_VOCABULARY or is_stated or not any(map(DISEASE.match, examples)):
+    if reason not in LOOKS or is_stated or not any(map(LOOKS[reason].match, examples)):
         return ""
     return (
         "Give --icd10-from DATE if codes are of ICD-9 before a day and of ICD-10 from it on, "

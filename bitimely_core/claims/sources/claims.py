@@ -798,8 +798,11 @@ def _read_patients_of_claims(
     """
     facts = [_read_claim_facts(request, file, wanted) for file in files]
     frames = [frame for frame in facts if frame is not None]
-    columns = {column for frame in frames for column in frame.columns}
-    missing = sorted(named & set(PATIENT_COLUMNS) - {"subject"} - columns)
+    headers = [list_names(request.source, file) for file in files]
+    told = {
+        key for key in CLAIM_FACTS for names in headers if find_names(names, wanted.get(key, ()))
+    }
+    missing = sorted(named & set(PATIENT_COLUMNS) - {"subject"} - told)
     if missing:
         raise usage_error(
             f"--col {missing[0]}={safe_text(request.renamed[missing[0]])} names no column of the "

@@ -33,6 +33,7 @@ SEXES = {word: SEX_NUMBERS[sex] for word, sex in words.index_words("sexes").item
 # and what is said of it
 PAIRED_SEXES = {
     ("0", "1"): ({}, "1 is taken for male, 0 for unknown"),
+    ("1", "3"): ({"3": 2}, "1 is taken for male, 3 for female, as in Brazil"),
     ("h", "m"): ({"h": 1, "m": 2}, "H is taken for male, M for female (hombre and mujer)"),
     ("m", "v"): (
         {"m": 0, "v": 0},

@@ -4,6 +4,7 @@ contact.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 
@@ -44,6 +45,8 @@ def read_vital_states(
         texts = frame["vital"]
         states = map_texts(texts, lambda text: _read_state(text, name), pl.Boolean)
         is_read = states.is_not_null() | map_texts(texts, _is_missing, pl.Boolean)
+        if is_discharge(name) and not states.any():
+            is_read = texts.is_null()  # the code of a death is another one, or nobody has died
         accounts.findings += warn_of_rows(
             0 if "death" in frame.columns else int((~is_read).sum()),
             Reason.METADATA,
@@ -103,8 +106,16 @@ def is_discharge(column: str) -> bool:
     """Whether a column tells how a stay has ended, by its name. Who lives then may have died later:
     it states deaths alone.
     """
+    return bool(_list_systems(column))
+
+
+def _list_systems(column: str) -> list[list[str]]:
+    """The codes of deaths in columns whose names have a part of this one, which tells how a stay
+    has ended.
+    """
     folded = words.fold_name(column)
-    return any(words.fold_name(part) in folded for part in VITAL["names_of_discharge"])
+    systems = words.WORDS["discharges"].items()
+    return [codes for part, codes in systems if words.fold_name(part) in folded]
 
 
 def report_discharges(table: OpenTable) -> list[Finding]:
@@ -142,8 +153,9 @@ def _read_state(text: str | None, column: str) -> bool | None:
     that is called as what they affirm.
     """
     word = words.fold_name(re.sub(r"\.0+$", "", text or ""))
-    if is_discharge(column):
-        return word in {*VITAL["dead"], *VITAL["dead_at_discharge"]}
+    if systems := _list_systems(column):
+        deaths = itertools.chain(VITAL["dead"], VITAL["dead_at_discharge"], *systems)
+        return word in deaths
     if word in VITAL["dead"] or word in VITAL["alive"]:
         return word in VITAL["dead"]
     name = words.fold_name(column)
