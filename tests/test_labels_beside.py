@@ -965,3 +965,54 @@ def test_labels_are_timed_in_samples(tmp_path: Path, header: str, first: int) ->
     seconds = 30.0 if length else 0.0
     texts = ["nogo", "go", "nogo", "go", "nogo"]
     assert labels(record) == [(30.0 * i, seconds, text) for i, text in enumerate(texts)]
+
+
+def test_stages_of_wfdb_notes_among_events_last_until_the_next_stage(tmp_path: Path) -> None:
+    write_night(tmp_path / "raw" / "s1.edf")
+    rows = [
+        (0, "W"), (20, "N1"), (45, "(resp_hypopnea"), (50, "N2"), (60, "(arousal_rera"),
+        (65, "resp_hypopnea)"), (70, "arousal_rera)"), (110, "R"),
+    ]  # fmt: skip
+    times, texts = zip(*rows, strict=True)
+    marks = np.array(times) * 100
+    wfdb.wrann(
+        "s1", "arousal", marks, ['"'] * len(rows), aux_note=list(texts), fs=100,
+        write_dir=str(tmp_path),
+    )  # fmt: skip
+    (tmp_path / "s1.arousal").rename(tmp_path / "raw" / "s1.arousal")
+    attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    assert labels(recordings(tmp_path / "cache")["s1"]) == [
+        (0.0, 20.0, "W"),
+        (20.0, 30.0, "N1"),
+        (45.0, 20.0, "resp_hypopnea"),
+        (50.0, 60.0, "N2"),
+        (60.0, 10.0, "arousal_rera"),
+        (110.0, 40.0, "REM"),
+    ]
+
+
+def test_hypnograms_of_dreams_count_down_from_wake(tmp_path: Path) -> None:
+    write_night(tmp_path / "raw" / "subject1.edf", 210)
+    stages = "[HypnogramAASM]\n5\n3\n2\n1\n4\n-2\n5\n"
+    write(tmp_path / "raw" / "HypnogramAASM_subject1.txt", stages)
+    attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    found = labels(recordings(tmp_path / "cache")["subject1"])
+    assert [text for _, _, text in found] == ["W", "N1", "N2", "N3", "REM", "W"]
+    assert [onset for onset, _, _ in found] == [0, 30, 60, 90, 120, 180]
+
+
+def test_names_with_the_number_of_a_scorer_and_with_a_word_behind_a_number(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    for name in ("1", "2", "100"):
+        write_night(raw / name / f"{name}.edf", 60)
+    (raw / "1" / "1.edf").rename(raw / "1" / "1.rec")  # as ISRUC has them
+    for name in ("1", "2"):
+        write(raw / name / f"{name}_1.txt", "0\n5\n")
+    write(raw / "100" / "100annotations.txt", "    0:00.050   5   N  0  0  0\n" * 2)
+    write(raw / "100" / "100.rec", "12,10.3,11.3,6\n")  # no EDF
+    attempt("generic", raw, tmp_path / "cache")
+    found = recordings(tmp_path / "cache")
+    assert found.keys() == {"1/1", "2/2", "100/100"}
+    for name in ("1/1", "2/2"):
+        assert labels(found[name]) == [(0.0, 30.0, "W"), (30.0, 30.0, "REM")]
+    assert {text for _, _, text in labels(found["100/100"])} == {"N"}

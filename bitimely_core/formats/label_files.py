@@ -24,6 +24,7 @@ import numpy as np
 from bitimely_core.formats import matlab, vendors
 from bitimely_core.formats.clocks import DAY, UNIX, ZONES, pass_midnight, read_offset
 from bitimely_core.formats.stage_texts import (
+    COUNTED_DOWN,
     EPOCH,
     SCORER,
     fold_text,
@@ -100,6 +101,7 @@ STATED_EPOCH = re.compile(
 )
 # of lines above a list of stages that state a time of day
 BEGIN = re.compile(r"\b(?:start|begin|anfang|debut|inicio|inizio)", re.IGNORECASE)
+DREAMS = re.compile(r"\[hypnogram(?:aasm|r&k)\]", re.IGNORECASE)
 LIGHTS_OFF = re.compile(r"\blights?[ _-]*(?:off|out)\b|\blicht[ _-]*aus\b", re.IGNORECASE)
 SPLITTERS = ("\t", ";", ",", "|", None)  # None: blanks
 
@@ -233,6 +235,8 @@ def _parse_rdann(lines: Sequence[str]) -> LabelText | None:
 def _parse_stage_lines(lines: Sequence[str]) -> LabelText | None:
     """A text with a stage a line, below a name, where it has one."""
     above, texts = _split_preamble(lines)
+    if any(map(DREAMS.fullmatch, above)):
+        texts = [COUNTED_DOWN.get(text, "?") for text in texts]
     if len(texts) < 2 or not _are_stages(texts) or max(map(len, texts)) > 40:
         return None
     if len(above) > 1 and len(texts) < len(above):  # a text with two words at its end

@@ -63,6 +63,7 @@ DIGITS = {  # of one stage a line and of Profusion; "" is not scored
     for stage, texts in WORDS["digits"].items()
     for text in texts
 }
+COUNTED_DOWN = {d: stage for stage, digits in WORDS["counted_down"].items() for d in digits}
 STAGE_OF_WORD = DIGITS | BARE | STAGE_OF  # of one word of a text
 LIKELY: dict[str, str] = WORDS["likely"]  # what is proposed for an ambiguous text
 BESIDE, STAGED = (frozenset(WORDS["beside"][kind]) for kind in ("words", "staged"))

@@ -32,7 +32,10 @@ RHYTHM = re.compile(r"\([A-Z][A-Z0-9]{0,4}")  # a code: other texts can hold nam
 NOTE = 22  # the code of a text
 SLOWEST = 5.0  # seconds from mark to mark, above which marks in equal steps are no beats
 # texts of sleep stages, before those of events, as in the MIT-BIH Polysomnographic Database
-STAGES = {stage: f"Sleep stage {stage}" for stage in ("W", "1", "2", "3", "4", "R", "MT", "M")}
+STAGES = {
+    stage: f"Sleep stage {stage}"
+    for stage in ("W", "1", "2", "3", "4", "R", "MT", "M", "N1", "N2", "N3")
+}
 
 
 class WfdbAnnotations(NamedTuple):
@@ -44,10 +47,11 @@ class WfdbAnnotations(NamedTuple):
     others: int  # of other kinds: noise, waves, pauses
     # seconds between marks that all follow each other in equal steps, and last until the next one
     step: float = 0.0
+    are_stages: bool = False  # the beats
 
     def list_codes(self, kind: AnnotationKind) -> list[Annotation]:
         """Those of `kind` whose texts are codes, in order of time."""
-        beats = self.beats if kind in {"beats", "both"} else []
+        beats = self.beats if kind in {"beats", "both"} or self.are_stages else []
         rhythms = self.rhythms if kind in {"rhythms", "both"} else []
         return sorted([*beats, *rhythms])
 
@@ -73,13 +77,16 @@ def read_annotations(path: Path, frame_rate: float) -> WfdbAnnotations:
             marks.append((time, symbol))
     spans = _list_spans(marks, len(beats) + len(rhythms))
     others -= 2 * len(spans)
-    if not beats and not rhythms and (stages := _list_stages(notes)):
-        beats, notes = stages, []
+    events, rest = _pair_brackets(notes)
+    stages = [] if beats or rhythms else _list_stages(rest)
+    if stages:
+        beats, notes, spans = stages, [], [*spans, *events]
     step = _measure_step(beats)
     if step:
         beats = [note._replace(duration=step) for note in beats]
     stretches = [*_extend_to_next(rhythms), *spans]
-    return WfdbAnnotations(beats, stretches, _extend_to_next(notes), others, step)
+    free = _extend_to_next(notes)
+    return WfdbAnnotations(beats, stretches, free, others, step, bool(stages))
 
 
 def _list_spans(marks: Sequence[tuple[float, str]], others: int) -> list[Annotation]:
@@ -95,11 +102,35 @@ def _list_spans(marks: Sequence[tuple[float, str]], others: int) -> list[Annotat
     ]
 
 
+def _pair_brackets(
+    notes: Sequence[tuple[float, str]],
+) -> tuple[list[Annotation], list[tuple[float, str]]]:
+    """The stretches between notes such as `(arousal` and `arousal)`, and the other notes."""
+    events: list[Annotation] = []
+    rest: list[tuple[float, str]] = []
+    begun: dict[str, float] = {}
+    for time, text in notes:
+        if text.startswith("("):
+            begun[text[1:]] = time
+        elif text.removesuffix(")") in begun:
+            name = text.removesuffix(")")
+            events.append(Annotation(begun[name], time - begun.pop(name), name))
+        else:
+            rest.append((time, text))
+    return events, rest
+
+
 def _list_stages(notes: Sequence[tuple[float, str]]) -> list[Annotation]:
-    """The sleep stages of notes that all state one, and follow each other in equal steps."""
+    """The sleep stages of notes that all state one, and follow each other in equal steps, or each
+    at the end of the one before it.
+    """
     stages = [Annotation(time, 0.0, STAGES.get(text.split()[0], "")) for time, text in notes]
-    is_scored = all(stage.label for stage in stages) and _measure_step(stages) > 0
-    return stages if is_scored else []
+    texts = {stage.label for stage in stages}
+    if "" in texts:
+        return []
+    if "Sleep stage N2" in texts and not _measure_step(stages):
+        return _extend_to_next([(stage.onset, stage.label) for stage in stages])
+    return stages if _measure_step(stages) > 0 else []
 
 
 def _measure_step(marks: Sequence[Annotation]) -> float:

@@ -35,7 +35,7 @@ ARRAY_LABELS = LABEL_WORDS | STAGE_NAMES  # of arrays in a file
 # of arrays of texts in a file that are the names of its channels
 NAME_WORDS = {
     "ch_names", "chnames", "channels", "channel_names", "channelnames", "chans", "leads",
-    "sig_name", "sig_names", "signal_names", "names",
+    "sig_name", "sig_names", "signal_names", "names", "ch_label", "ch_labels",
 }  # fmt: skip
 # names of a single number in a file that is its rate
 RATE_WORDS = {
@@ -317,8 +317,8 @@ def _may_be_samples(array: np.ndarray) -> bool:
 def _find_names(arrays: Mapping[str, np.ndarray]) -> tuple[str, ...]:
     """The names of the channels, where one array holds them; (): none, or two are equal."""
     for name, array in arrays.items():
-        if name.lower() in NAME_WORDS and array.dtype.kind == "U" and array.ndim == 1:
-            texts = tuple(map(sanitize_label, array.tolist()))
+        if name.lower() in NAME_WORDS and array.dtype.kind == "U" and array.ndim < 2:
+            texts = tuple(map(sanitize_label, np.atleast_1d(array).tolist()))
             return texts if len({*texts, ""}) > len(texts) else ()
     return ()
 

@@ -448,9 +448,18 @@ def _drop_other_tables(
         rel: (kind, rule)
         for rel, (kind, rule) in recordings.items()
         if (kind != "table" or is_sample_table(source, rel, rule, has_map=has_map))
+        and not _is_text(source, rel)
         and (kind != "npy" or has_map or _states_rate(source, rel))
     }
     return samples or dict(recordings if has_map else _list_matlab(source))
+
+
+def _is_text(source: Source, rel: str) -> bool:
+    """Whether a file that ends in .rec, as some of EDF, begins with a row of numbers."""
+    if find_suffix(rel) != ".rec" or rel in source.rejected:
+        return False
+    with source.path(rel).open("rb") as file:
+        return re.match(rb"[\d.]+[,;\t]", file.read(64)) is not None
 
 
 def _list_matlab(source: Source) -> dict[str, tuple[Format, FileRule]]:

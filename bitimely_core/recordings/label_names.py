@@ -25,8 +25,8 @@ class LabelNames:
     """Which recording a label file belongs to by its name, in its own folder or in all of them.
 
     In this order: the name of the recording; the same without words such as `hypnogram` and `PSG`;
-    the name of the recording and further words; a name that a single recording begins with; in a
-    folder with one recording a name of such words alone.
+    the name of the recording and further words, or in its folder the number of a scorer; a name
+    that a single recording begins with; in a folder with one recording a name of such words alone.
     """
 
     def __init__(self, recordings: Iterable[str]) -> None:
@@ -72,6 +72,8 @@ class LabelNames:
         for count in range(len(tokens) - 1, 0, -1):
             if not any(token[0].isdigit() for token in tokens[count:]):
                 yield self.cores.get((place, "_".join(tokens[:count])), [])
+        if place and (numbered := re.fullmatch(r"(\w+)_\d", "_".join(tokens))):
+            yield self.cores.get((place, numbered[1]), [])
         if any(character.isdigit() for character in core):
             yield self.beginnings.get((place, core), [])
 
@@ -85,6 +87,7 @@ def _add(
 
 def _split_name(stem: str) -> list[str]:
     text = stem.casefold().replace("r&k", "rk")
+    text = re.sub(rf"(?<=\d)(?=(?:{LABEL_WORD.pattern})$)", "_", text)
     return list(filter(None, re.split(r"[^a-z0-9]+", text)))
 
 
