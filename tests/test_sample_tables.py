@@ -1452,3 +1452,199 @@ def test_blocks_of_labchart_are_parts_of_one_recording(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         ingest("generic", tmp_path / "raw", tmp_path / "other")
     assert "Cut it above each of them" in str(caught.value.details)
+
+
+# --- columns with clocks, rates and kinds of their own
+
+
+def fill(values: list[float], step: int) -> list[str]:
+    """The values `step` rows apart, with empty cells between."""
+    return [f"{values[i // step]:g}" if i % step == 0 else "" for i in range(ROWS)]
+
+
+def test_slow_columns_that_are_filled_up_have_their_own_rate(tmp_path: Path) -> None:
+    heart, pressure = np.arange(60.0, 75.0), np.arange(115.0, 135.0)
+    slow = [fill(heart.tolist(), 20), fill(pressure.tolist(), 15)]
+    text = lines("Time,ECG,HR,ABP\n", lambda i, v: f"{i / 100:.2f},{v},{slow[0][i]},{slow[1][i]}")
+    record = read(tmp_path, "case.csv", text)
+    found = {s.channel: (s.rate, s.onset, s.samples.tolist()) for s in record.signals}
+    assert found["ECG"] == (100, 0.0, WAVE.astype("f4").tolist())
+    assert found["HR"] == (5, 0.0, heart.tolist())
+    assert found["ABP"] == (pytest.approx(100 / 15), 0.0, pressure.tolist())
+    built = tokens.build(tmp_path / "cache", out=tmp_path / "tokens", window=100)
+    assert (len(built), built.channels) == (3, 3)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.001])
+def test_a_line_of_an_event_is_no_sample(tmp_path: Path, delay: float) -> None:
+    def row(i: int, value: float) -> str:
+        mark = f"\n{i / 250 + delay:.3f},," if i % 50 == 30 else ""
+        return f"{i / 250:.3f},{value},{-value}{mark}"
+
+    record = read(tmp_path, "eeg.csv", lines("time,TP9,AF7\n", row))
+    assert [(s.channel, s.rate, s.onset) for s in record.signals] == [
+        ("TP9", 250, 0.0),
+        ("AF7", 250, 0.0),
+    ]
+    np.testing.assert_array_equal(record.signals[0].samples, WAVE.astype("f4"))
+
+
+def test_samples_without_a_value_at_rounded_times_keep_their_places(tmp_path: Path) -> None:
+    text = lines(
+        "time,ECG\n", lambda i, v: f"2020-01-01 10:00:{i // 10:02d},{'' if 95 < i < 130 else v}"
+    )
+    (signal,) = read(tmp_path, "a.csv", text).signals
+    wanted = WAVE.astype("f4")
+    wanted[96:130] = np.nan
+    assert signal.rate == 10
+    np.testing.assert_array_equal(signal.samples, wanted)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "EMG 1 Time Series (s),EMG 1 (mV),ACC X Time Series (s),ACC X (g)",
+        "X[s],EMG 1,X[s],ACC X",
+        "Time,EMG 1,Time,ACC X",
+    ],
+)
+def test_channels_behind_clocks_of_their_own(tmp_path: Path, header: str) -> None:
+    def row(i: int, value: float) -> str:
+        other = f"{i / 40:.3f},{i}" if i < 60 else ","
+        return f"{i / 200:.3f},{value},{other}"
+
+    chosen = '[[files]]\npattern = "walk.csv"\nchannels = ["EMG 1", "ACC X"]\n'
+    for text in ("", chosen):
+        events = tmp_path / f"{len(text)}" / "raw" / "walk_events.csv"
+        events.parent.mkdir(parents=True)
+        events.write_text("onset,duration,label\n0.2,1,step\n")
+        record = read(events.parents[1], "walk.csv", lines(f"{header}\n", row), text)
+        found = {s.channel: (s.rate, s.samples.tolist()) for s in record.signals}
+        assert found == {"EMG 1": (200, WAVE.astype("f4").tolist()), "ACC X": (40, list(range(60)))}
+        assert [tuple(note) for note in record.annotations] == [(0.2, 1.0, "step")]
+
+
+def test_a_second_clock_of_the_same_times_changes_nothing(tmp_path: Path) -> None:
+    text = lines("time,EMG 1,time 2,ACC X\n", lambda i, v: f"{i / 200},{v},{i / 200},{i}")
+    record = read(tmp_path, "walk.csv", text)
+    assert {s.channel: (s.rate, len(s.samples)) for s in record.signals} == {
+        "EMG 1": (200, ROWS),
+        "ACC X": (200, ROWS),
+    }
+
+
+@pytest.mark.parametrize(
+    ("header", "step", "rate"),
+    [
+        ("time,EMG_biceps", 1, 1000),
+        ("t,ecg lead 2", 2, 500),
+        ("time,EEG", 4, 250),
+        ("time,heart", 1, 1),
+        ("time,ecg rate", 1, 1),
+    ],
+)
+def test_names_of_channels_tell_milliseconds_from_seconds(
+    tmp_path: Path, header: str, step: int, rate: float
+) -> None:
+    record = read(tmp_path, "a.csv", lines(f"{header}\n", lambda i, v: f"{step * i},{v}"))
+    assert record.signals[0].rate == rate
+
+
+def test_slow_observations_with_many_lost_rows_are_one_stretch(tmp_path: Path) -> None:
+    steps = np.random.default_rng(0).choice([5, 5, 5, 10, 15], ROWS)
+    times = np.cumsum(steps) - steps[0]
+    text = lines("time (s),HR\n", lambda i, _: f"{times[i]},{60 + i % 30}")
+    (signal,) = read(tmp_path, "watch.csv", text).signals
+    assert (signal.rate, len(signal.samples)) == (0.2, times[-1] // 5 + 1)
+    at = np.flatnonzero(~np.isnan(signal.samples))
+    np.testing.assert_array_equal(at, times // 5)
+    np.testing.assert_array_equal(signal.samples[at], 60 + np.arange(ROWS) % 30)
+
+
+def test_columns_of_actigraphy_that_are_no_inputs(tmp_path: Path) -> None:
+    head = "mesaid,line,linetime,activity,whitelight,wake,latitude,longitude\n"
+
+    def row(i: int, _: float) -> str:
+        seconds = 72_000 + 30 * i
+        clock = f"{seconds // 3600 % 24}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+        return f"7,{i + 1},{clock},{i % 40},{i % 3},{int(i % 100 < 40)},48.{i},11.{i}"
+
+    record = read(tmp_path, "mesa-sleep-0007.csv", lines(head, row))
+    assert record.subject_id == "7"
+    assert [(s.channel, s.rate) for s in record.signals] == [
+        ("activity", pytest.approx(1 / 30)),
+        ("whitelight", pytest.approx(1 / 30)),
+    ]
+    notes = [(n.onset, n.duration, n.label) for n in record.annotations]
+    assert notes[:3] == [(0, 1200, "1"), (1200, 1800, "0"), (3000, 1200, "1")]
+
+
+def test_a_column_of_marks_does_not_make_samples_labels(tmp_path: Path) -> None:
+    start = datetime(2020, 3, 2, 10)
+
+    def row(i: int, _: float) -> str:
+        moment = start + timedelta(minutes=i)
+        return f"{moment:%d/%m/%Y %H:%M:%S};{int(i == 50)};{30 + i % 3},5;{i}"
+
+    head = "+---+\nINTERVAL : 60\nDATE_TIME;EVENT;TEMPERATURE;PIM\n"
+    record = read(tmp_path, "Log.txt", lines(head, row))
+    assert [(s.channel, s.samples[:3].tolist()) for s in record.signals] == [
+        ("TEMPERATURE", [30.5, 31.5, 32.5]),
+        ("PIM", [0, 1, 2]),
+    ]
+    assert [(n.onset, n.label) for n in record.annotations] == [(3000, "1")]
+
+
+def test_files_of_unicorn_need_no_map(tmp_path: Path) -> None:
+    names = [f"EEG {i}" for i in range(1, 9)]
+    names += [f"{kind} {axis}" for kind in ("Accelerometer", "Gyroscope") for axis in "XYZ"]
+    head = ",".join([*names, "Battery Level", "Counter", "Validation Indicator"]) + "\n"
+    cells = ",".join(["0.1"] * 13)
+    record = read(tmp_path, "u.csv", lines(head, lambda i, v: f"{v},{cells},93.3,{i + 1},1"))
+    assert [s.channel for s in record.signals] == names
+    assert {(s.rate, s.unit) for s in record.signals[:8]} == {(250, "uV")}
+    np.testing.assert_array_equal(record.signals[0].samples, WAVE.astype("f4"))
+
+
+def test_a_column_of_lists_and_a_series_without_names_say_what_to_do(tmp_path: Path) -> None:
+    rows = [WAVE.tolist(), (2 * WAVE).tolist()]
+    frame = pd.DataFrame({"who": ["a", "b"], "signal": rows, "y": ["x", "z"]})
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    frame.to_parquet(raw / "t.parquet")
+    with pytest.raises(UserError, match="holds several values a row"):
+        ingest("generic", raw, tmp_path / "cache")
+    (raw / "t.parquet").unlink()
+    np.savetxt(raw / "t.csv", rows, delimiter=",", fmt="%g")
+    chosen = '[[files]]\npattern = "*.csv"\nrate = 100\nseries = "x*"\n'
+    (tmp_path / "map.toml").write_text(chosen)
+    options = {"map": str(tmp_path / "map.toml")}
+    with pytest.raises(UserError) as caught:
+        ingest("generic", raw, tmp_path / "cache", options=options)
+    assert "no names of columns" in str(caught.value.report)
+    # as the refusals say
+    pd.read_csv(raw / "t.csv", header=None).add_prefix("x").to_csv(raw / "t.csv", index=False)
+    samples = pd.DataFrame(frame.pop("signal").tolist()).add_prefix("x")
+    frame.join(samples).to_csv(raw / "u.csv", index=False)
+    ingest("generic", raw, tmp_path / "cache", options=options)
+    found = [record.signals[0].samples for record in open_cache(tmp_path / "cache").records()]
+    assert len(found) == 4
+    for samples, wanted in zip(found, rows * 2, strict=True):
+        np.testing.assert_allclose(samples, wanted, atol=1e-6)
+
+
+def test_damage_is_named_with_what_to_do(tmp_path: Path) -> None:
+    text = lines("time,ECG\n", lambda i, v: f"{i / 100},{v}")
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    packed = gzip.compress(text.encode())
+    for k in range(3):
+        (raw / f"whole{k}.csv").write_text(text.replace("ECG", f"ECG {k}"))
+    (raw / "cut.csv.gz").write_bytes(packed[:-200])
+    (raw / "twice.csv").write_text(text + text)
+    report = ingest("generic", raw, tmp_path / "cache")
+    assert report["exit_code"] == 3
+    status = {unit["unit"]: unit["status"] for unit in report["units"]}
+    assert {name for name in status if status[name] == "quarantined"} == {"cut", "twice"}
+    assert len(status) == 5
+    assert "repeats the names of the columns" in messages(tmp_path)

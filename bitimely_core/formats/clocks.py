@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from importlib import resources
-from itertools import product
+from itertools import chain, product
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -33,9 +33,11 @@ UNIT_OF_WORD = {word: unit for unit, words in WORDS["clock_units"].items() for w
 CLOCK_WORDS = set(WORDS["clock"])
 FIRST_WORDS = {*CLOCK_WORDS, *UNIT_OF_WORD, *WORDS["clock_first"]}
 INDEX_WORDS = set(WORDS["index"])
+FAST_WORDS, FEATURE_WORDS = set(WORDS["fast"]), set(WORDS["features"])
 SLOWEST, FASTEST = 0.01, 50_000.0  # Hz, plausible
 SLOWEST_STATED = 1e-5  # Hz, where the unit is stated: a value a day
 USUAL = (1.0, 2500.0)  # Hz, of a regular clock
+USUAL_FAST = (20.0, 2500.0)  # Hz, of channels that need a fast clock
 USUAL_IRREGULAR = (1e-4, 20.0)  # Hz, of observations at irregular times
 # a part or a multiple of a unit, such as `s/256`, `1/1024 s`, `x10 ms`
 SCALED = re.compile(r"(?:x ?)?(\d+(?:\.\d+)?)(?: ?/ ?(\d+))? ?([^\W\d]+)|([^\W\d]+) ?/ ?(\d+)")
@@ -105,6 +107,12 @@ def is_clock_name(header: str) -> bool:
     return bool(words) and (words[0] in FIRST_WORDS or not CLOCK_WORDS.isdisjoint(words))
 
 
+def _need_fast_clock(headers: Iterable[str]) -> bool:
+    """Whether channels are called as those of muscles, hearts and brains, and none as a feature."""
+    words = set(chain.from_iterable(map(split_words, headers)))
+    return not FAST_WORDS.isdisjoint(words) and FEATURE_WORDS.isdisjoint(words)
+
+
 def is_index_name(header: str) -> bool:
     """Whether a header may be that of numbers of samples."""
     words = split_words(header)
@@ -147,7 +155,9 @@ def measure_scaled(text: str) -> float:
 # --- the unit of a column of numbers
 
 
-def choose_unit(header: str, unit_text: str, values: np.ndarray, stated: str = "") -> UnitChoice:
+def choose_unit(
+    header: str, unit_text: str, values: np.ndarray, stated: str = "", others: Iterable[str] = ()
+) -> UnitChoice:
     """The unit of a clock by what the map states, the header, the size and the step of its values.
 
     Args:
@@ -155,6 +165,7 @@ def choose_unit(header: str, unit_text: str, values: np.ndarray, stated: str = "
         unit_text: its unit where that stands in brackets or in a row of its own.
         values: the first times, [n] in the file's unit.
         stated: a key of `STATED`; "": none. `datetime`, of numbers, are times since 1970.
+        others: headers of the other columns.
     """
     if stated and stated != "datetime":
         return UnitChoice(stated, "as the map states")
@@ -170,7 +181,8 @@ def choose_unit(header: str, unit_text: str, values: np.ndarray, stated: str = "
     example = f"{values[0]:.10g}, {values[min(1, len(values) - 1)]:.10g}"
     if named:
         return UnitChoice("", f"{example} in {named}, by its header, is no rate of physiology")
-    return _guess_unit(step, example, irregular=is_irregular(values))
+    usual = USUAL_FAST if _need_fast_clock(others) else USUAL
+    return _guess_unit(step, example, USUAL_IRREGULAR if is_irregular(values) else usual)
 
 
 def _find_calendar_unit(values: np.ndarray, step: float, named: str) -> UnitChoice | None:
@@ -189,10 +201,12 @@ def _find_calendar_unit(values: np.ndarray, step: float, named: str) -> UnitChoi
     return UnitChoice("days", "dates as numbers of days", others)
 
 
-def _guess_unit(step: float, example: str, *, irregular: bool) -> UnitChoice:
-    """The unit of a clock that nothing states, by its step; `example`: first values."""
+def _guess_unit(step: float, example: str, bounds: tuple[float, float]) -> UnitChoice:
+    """The unit of a clock that nothing states, by its step; `example`: first values, `bounds`: Hz
+    that are usual.
+    """
+    low, high = bounds
     is_epochs = step % EPOCH_STEP == 0
-    low, high = USUAL_IRREGULAR if irregular else USUAL
     slowest = SLOWEST_STATED if is_epochs else min(low, SLOWEST)
     plausible = [unit for unit in GUESSED if is_plausible(step, UNITS[unit], slowest)]
     if not plausible:

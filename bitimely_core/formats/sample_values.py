@@ -37,6 +37,8 @@ MISSING_HINT = (
     "If such cells hold no value, write their texts into [[files]] of --map: "
     'missing = ["<0.1", "low"], and so on'
 )
+REPEATED_HINT = """The line repeats the names of the columns: remove it where the recording \
+goes on, cut the file where another one begins"""
 BLOCK = 1 << 22  # bytes that the parser takes at once
 NULLS = sorted(  # all spellings: the parser looks at capitals
     {
@@ -215,7 +217,9 @@ def _read_cell(row: TableRow, place: int, facts: table_facts.TableFacts) -> floa
         value = tables.parse_number(cell)
     except UserError as error:
         name = facts.columns[place].header or f"column {place + 1}"
-        fault = replace(tables.locate_cell(error, row.row, name), hint=MISSING_HINT)
+        hints = {name: REPEATED_HINT}
+        fault = tables.locate_cell(error, row.row, name)
+        fault = replace(fault, hint=hints.get(cell, MISSING_HINT))
         raise finding_to_error(fault) from None
     return math.nan if value is None else value
 

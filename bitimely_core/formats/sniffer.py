@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitimely_core.errors import Reason, input_error
+from bitimely_core.errors import Reason, input_error, safe_text
 from bitimely_core.formats import clocks, vendors
 from bitimely_core.formats.parquet import is_parquet, read_column_types
 from bitimely_core.formats.source import locate_errors
@@ -24,6 +24,7 @@ from bitimely_core.formats.table_columns import (
     choose_kind,
     find_clock,
     find_intervals,
+    find_own_clocks,
     find_place,
     holds_codes,
     mark_others,
@@ -143,7 +144,8 @@ def _read_by_cells(
     if clock is None and facts.rate is None:
         columns, clock = find_intervals(columns, cells, file_name)
     marked = mark_others(columns, clock, cells)
-    return facts._replace(columns=marked, clock=clock, is_codes=holds_codes(marked, cells))
+    facts = facts._replace(columns=marked, clock=clock, is_codes=holds_codes(marked, cells))
+    return facts._replace(own_clocks=find_own_clocks(marked, cells))
 
 
 def _read_by_form(
@@ -227,6 +229,7 @@ def _sniff_parquet(path: Path, choice: ClockChoice) -> TableFacts:
     texts: list[list[str]] = []
     stored: dict[int, Clock] = {}
     for i, (header, kind) in enumerate(types.items()):
+        _refuse_nested(header, kind)
         series = frame.to_series(i)
         cells = series.cast(pl.String, strict=False).fill_null("").to_list()
         texts.append(cells)
@@ -243,6 +246,20 @@ def _sniff_parquet(path: Path, choice: ClockChoice) -> TableFacts:
     marked = mark_others(columns, clock, table)
     rows_seen, is_codes = min(total, ROWS), holds_codes(marked, table)
     return TableFacts(None, marked, clock, None, "", None, rows_seen, is_codes)
+
+
+def _refuse_nested(header: str, kind: str) -> None:
+    """Raises UserError (schema) for a column of lists, such as the samples of a recording a row."""
+    if re.match("(large_|fixed_size_)?list|struct|map", kind) is None:
+        return
+    name = safe_text(header)
+    problem = f"its column {name} holds several values a row"
+    hint = (
+        "Write a column a sample, and give `series` in [[files]] of --map: t = "
+        f"pandas.read_parquet(FILE); s = pandas.DataFrame(t.pop({name}).tolist()).add_prefix('x'); "
+        "t.join(s).to_csv('NAME.csv', index=False), and series = \"x*\""
+    )
+    raise input_error(Reason.SCHEMA, problem, "expected a number a row", hint, field=header)
 
 
 def _choose_stored(

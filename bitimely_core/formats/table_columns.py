@@ -20,10 +20,12 @@ CHANNEL_UNITS = {unit.lower() for unit in clocks.WORDS["units"]}
 NO_UNITS = set(clocks.WORDS["no_units"])
 SUFFIX_UNITS = clocks.WORDS["suffixes"]
 BRACKETS = re.compile(r"(.+?)\s*(?:\[([^\]]{1,12})\]|\(([^)]{1,12})\))")
-STATE_NAMES = set(clocks.WORDS["states"])
+STATE_NAMES, PLACE_NAMES = set(clocks.WORDS["states"]), set(clocks.WORDS["places"])
 INTERVAL_WORDS = set(clocks.WORDS["intervals"])
 LEAST_INTERVAL, MOST_INTERVAL = 0.2, 3.0  # seconds, of the median
 MANY = 20  # rows
+MOST_RISING = 0.9  # of the steps of a clock
+MOST_DRIFT = 0.01  # of the steps of two clocks of one rate
 MOST_CODES = 8  # different values of a column of labels
 
 
@@ -69,8 +71,13 @@ def name_columns(
 
 
 def choose_kind(header: str, cells: Sequence[str], decimal: str) -> ColumnKind:
-    """As `find_kind`; a column that is called so and has no number in it is one of labels."""
-    is_state = "".join(clocks.split_words(header)) in STATE_NAMES
+    """As `find_kind`; a column that is called so and has no number in it is one of labels, one of
+    places on earth is left out.
+    """
+    name = "".join(clocks.split_words(header))
+    if name in PLACE_NAMES:
+        return "left out"
+    is_state = name in STATE_NAMES
     has_number = any(is_number(cell, decimal) for cell in cells)
     return "label" if is_state and not has_number else find_kind(cells, decimal)
 
@@ -234,7 +241,13 @@ def _may_be_clock(place: int, columns: Sequence[Column]) -> bool:
         return False
     if not column.header:
         return place == 0 and not any(other.header for other in columns)
-    return clocks.is_clock_name(column.header)
+    return _is_called_clock(column)
+
+
+def _is_called_clock(column: Column) -> bool:
+    """Whether a header is that of a clock; `X [s]` is the axis of the column behind it."""
+    is_axis = clocks.split_words(column.header)[:1] == ["x"] and column.unit in clocks.UNITS
+    return is_axis or clocks.is_clock_name(column.header)
 
 
 def _make_clock(
@@ -249,7 +262,8 @@ def _make_clock(
             return None
         if not column.header and not unit and _is_count(values):
             return None
-        choice = clocks.choose_unit(column.header, column.unit, values, unit)
+        headers = [other.header for other in columns]
+        choice = clocks.choose_unit(column.header, column.unit, values, unit, headers)
         step, irregular = clocks.measure_clock(values)
         step *= clocks.measure_unit(choice.unit)
         return Clock((place,), choice.unit, "", choice.evidence, choice.others, step, irregular)
@@ -284,7 +298,7 @@ def _increases(cells: CellColumns, clock: Clock) -> bool:
         return clock.step > 0
     steps = np.diff(cells.numbers(clock.places[0]))
     steps = steps[np.isfinite(steps)]
-    if np.count_nonzero(steps >= 0) <= 0.9 * steps.size:
+    if np.count_nonzero(steps >= 0) <= MOST_RISING * steps.size:
         return False
     return max(float(np.sum(steps)), float(np.median(steps))) > 0  # or it starts again
 
@@ -344,10 +358,26 @@ def _counts_samples(place: int, column: Column, values: np.ndarray) -> bool:
 
 def _is_further_clock(column: Column, values: np.ndarray) -> bool:
     """Whether a column beside the clock has times, too."""
-    if not column.header or not clocks.is_clock_name(column.header):
+    if not column.header or not _is_called_clock(column):
         return False
     steps = clocks.list_steps(values)
-    return bool((steps >= 0).all() and steps.any())
+    return bool(np.count_nonzero(steps >= 0) > MOST_RISING * steps.size and steps.any())
+
+
+def find_own_clocks(columns: Sequence[Column], cells: CellColumns) -> tuple[int, ...]:
+    """The places of the clocks of a table that begin together, go on at different steps, and stand
+    each before channels; () where it has one clock.
+    """
+    kinds = "".join({"time": "t", "number": "n"}.get(column.kind, "-") for column in columns)
+    if re.fullmatch("-*(t-*n[n-]*){2,}", kinds) is None:
+        return ()
+    places = [match.start() for match in re.finditer("t", kinds)]
+    times = list(map(cells.numbers, places))
+    steps = list(map(clocks.measure_step, times))
+    begin_together = np.ptp([values[0] for values in times]) < steps[0]
+    differ = max(steps) > (1 + MOST_DRIFT) * min(steps)
+    units = {clocks.read_header_unit(columns[i].header, columns[i].unit) for i in places}
+    return tuple(places) if begin_together and differ and len(units) == 1 else ()
 
 
 def holds_codes(columns: Sequence[Column], cells: CellColumns) -> bool:

@@ -56,10 +56,17 @@ class TableFacts(NamedTuple):
     is_codes: bool = False  # the only channel has a few small whole numbers, as labels have
     missing: tuple[str, ...] = ()  # texts of cells without a value, beside the usual ones
     is_described: bool = False  # the rate is that of a description beside the table
+    # places of its clocks, where each is that of the channels behind it; (): all have one clock
+    own_clocks: tuple[int, ...] = ()
 
     def list_channels(self) -> list[int]:
         """Places of the columns that are channels."""
         return [i for i, column in enumerate(self.columns) if column.kind == "number"]
+
+    def list_behind(self, clock: int) -> list[int]:
+        """Places of the channels behind one of `own_clocks`."""
+        end = min((place for place in self.own_clocks if place > clock), default=len(self.columns))
+        return [i for i in self.list_channels() if clock < i < end]
 
     def find_labels(self) -> int | None:
         """Place of the first column whose texts are labels of the time of their rows."""
@@ -127,7 +134,9 @@ def _has_labels(facts: TableFacts) -> bool:
     if any(column.kind in {"text", "label"} for column in facts.columns):
         return True
     words = {word for column in facts.columns for word in clocks.split_words(column.header)}
-    return not LABEL_WORDS.isdisjoint(words)
+    # a device that marks events has numbers in a column of that name
+    marks = {"event"} if len(facts.list_channels()) > 2 else set()
+    return not LABEL_WORDS.isdisjoint(words - marks)
 
 
 def describe_facts(facts: TableFacts) -> str:
@@ -212,4 +221,5 @@ def _describe_clock(facts: TableFacts, clock: Clock) -> str:
     if clock.irregular:
         return f"clock {names} {unit} at irregular times, about {clock.step:.3g} s apart"
     rate = f" at {1 / clock.step:.4g} Hz" if clock.step > 0 else ""
-    return f"clock {names} {unit}{rate}"
+    others = len(facts.own_clocks[1:])
+    return f"clock {names} {unit}{rate}{f' beside {others} of other channels' * (others > 0)}"

@@ -37,13 +37,14 @@ CODES = re.compile(
 FILLERS = re.compile(
     r"(sample|frame|packet|block|record|sequence)(counter|count|cnt|number|index|idx|num)\d*"
     r"|counter\d*|batt(ery)?(level|v|volt|voltage|percent|status)?\d*"
-    r"|(dummy|unused|notused|notconnected|empty)(channel)?\d*|checksum|crc"
+    r"|(dummy|unused|notused|notconnected|empty)(channel)?\d*|checksum|crc|(log|session|device)id"
 )
 # of channels of stages, and of those of other states; what is read of them are annotations
 STAGES = re.compile(r"(sleep)?(stages?|staging)(codes?|channel|ch)?\d*|hypno[a-z0-9]*")
 STATES = re.compile(
     r"(class|activity|gesture)?labels?|(activity|class|gesture|condition)(id|codes?)"
     r"|class(es)?|gestures?|(re)?stimulus|conditions?|eye(state|detection)"
+    r"|(is)?(a?wake|asleep)|(sleep|wake)(wake|sleep|state)"
 )
 LABELS = re.compile(f"{STAGES.pattern}|{STATES.pattern}")
 NO_INPUTS = {"MISC", "OTHER", "REF", "SYSCLOCK", "ADC", "DAC"}  # types of BIDS

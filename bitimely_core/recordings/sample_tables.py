@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import filterfalse
+from itertools import chain, filterfalse
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ LEAST_ROWS = 6  # of a person in a table of several
 PEOPLE = {
     "id", "subject", "subject_id", "subjectid", "patient", "patient_id", "patientid",
     "participant", "participant_id", "participantid", "person", "person_id", "pid", "user",
-    "user_id",
+    "user_id", "nsrrid", "mesaid", "pptid", "subj", "subj_id", "subjid", "case_id", "caseid",
 }  # fmt: skip
 RECORDINGS = {"record", "record_id", "recording", "recording_id"}  # of columns that say which
 STATES = "labels of the rows"  # the column of their numbers
@@ -90,6 +90,7 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record | Records:
         units = [facts.columns[i].unit for i in places]
         table = NamedColumns(names, units, content.values, content.times, content.first)
         table = _add_states(table, path, facts, places)
+        table = _split_by_clocks(table, path, facts, places)
     facts = facts._replace(clock=clock, rate=rate)
     if not people:
         return _make_table_record(rel, info, facts, table, remarks)
@@ -155,7 +156,7 @@ def _make_table_record(
 ) -> Record:
     """The recording of rows that follow each other."""
     with locate_errors(rel):
-        timed = _time_signals(table, facts, info)
+        timed = _join_parts([_time_signals(part, facts, info) for part in table.parts or (table,)])
         timed, states = _take_states(timed, table)
     missing = [] if timed.is_grid else report_missing(timed.signals, "cells are empty")
     info, shift = _place_labels(info, timed)
@@ -226,6 +227,7 @@ class NamedColumns(NamedTuple):
     times: clocks.Times | None  # of the rows
     first: int  # line of the first row
     states: tuple[str, ...] = ()  # texts of labels whose numbers the last column, `STATES`, has
+    parts: tuple[NamedColumns, ...] = ()  # by clock, where channels have their own
 
     def take_rows(self, rows: np.ndarray) -> NamedColumns:
         """These rows, whose times count from the first of them."""
@@ -284,7 +286,8 @@ def sniff_recording(path: Path, info: RecordingInfo) -> table_facts.TableFacts:
     choice = table_facts.ClockChoice(info.time, info.clock)
     facts = sniffer.sniff_table(path, info.delimiter, choice)
     facts = table_facts.add_description(facts, info.stated_rate, info.headers)
-    return facts._replace(missing=(*facts.missing, *(info.missing or ())))
+    facts = facts._replace(missing=(*facts.missing, *(info.missing or ())))
+    return facts._replace(own_clocks=()) if info.time or info.rate else facts
 
 
 def _report_below(count: int) -> list[Finding]:
@@ -428,7 +431,8 @@ def _is_uneven(
 ) -> bool:
     """Whether the rows have no common step: by their form, or by their times."""
     is_known = bool(facts.vendor) or clock.form == table_facts.INTERVALS
-    return (is_known and clock.irregular) or clocks.is_irregular(times.seconds)
+    is_uneven = clocks.is_irregular(times.seconds) or timing.is_sparse(times.seconds)
+    return (is_known and clock.irregular) or is_uneven
 
 
 def _turn_rows(table: NamedColumns, remarks: list[Finding]) -> NamedColumns:
@@ -442,12 +446,12 @@ def _turn_rows(table: NamedColumns, remarks: list[Finding]) -> NamedColumns:
 
 
 def _drop_empty_rows(table: NamedColumns, times: clocks.Times) -> tuple[NamedColumns, clocks.Times]:
-    """The rows without those that have neither a time nor a value: lines of text among them."""
-    is_filled = ~np.isnan(times.seconds) | ~np.isnan(table.values).all(1)
-    if is_filled.all():
+    """The rows without those that are no samples: lines of text among them."""
+    is_sample = ~timing.find_extra_rows(times.seconds, table.values)
+    if is_sample.all():
         return table, times
-    times = times._replace(seconds=times.seconds[is_filled])
-    return table._replace(values=table.values[is_filled]), times
+    times = times._replace(seconds=times.seconds[is_sample])
+    return table._replace(values=table.values[is_sample]), times
 
 
 def _find_times(
@@ -479,13 +483,14 @@ def _report_other_clock(error: UserError, column: str, rate: float, info: Record
 def _cut_signals(
     table: NamedColumns, rate: float, stretches: Sequence[timing.RowStretch] | None
 ) -> list[Signal]:
-    """The channels in each stretch without a gap."""
+    """The channels in each stretch without a gap; slow ones at their own rate."""
     parts = stretches or [timing.RowStretch(0, len(table.values), 0.0)]
     signals = []
     for k, (name, column) in enumerate(zip(table.names, table.values.T, strict=True)):
         samples = narrow_samples(column, name)
+        step = 1 if parts[1:] or name == STATES else timing.find_stride(samples)
         for first, stop, onset in parts:
-            signals.append(table.make_signal(k, rate, samples[first:stop], onset))
+            signals.append(table.make_signal(k, rate / step, samples[first:stop:step], onset))
     return signals
 
 
@@ -509,6 +514,30 @@ def _grid_signals(
     )
     start = times.start + timedelta(seconds=grid.onset) if times.start else None
     return TimedSignals(signals, [finding], start, times.origin + grid.onset, times.zone)
+
+
+def _split_by_clocks(
+    table: NamedColumns, path: Path, facts: table_facts.TableFacts, places: Sequence[int]
+) -> NamedColumns:
+    """The table with the channels behind each of its clocks apart; labels are by the first one."""
+    parts: list[NamedColumns] = []
+    names, units = np.array(table.names), np.array([*table.units, ""])
+    for place in facts.own_clocks:
+        behind = np.flatnonzero(np.isin(places, facts.list_behind(place)))
+        if behind.size and facts.clock:
+            behind = np.append(behind, range(len(places), len(names) * (not parts))).astype(int)
+            clock = facts.clock._replace(places=(place,))
+            times = sample_values.read_values(path, facts, [], clock).times
+            values = table.values[:, behind]
+            named = names[behind].tolist(), units[behind].tolist()
+            parts.append(NamedColumns(*named, values, times, table.first))
+    return table._replace(parts=tuple(parts))
+
+
+def _join_parts(parts: Sequence[TimedSignals]) -> TimedSignals:
+    """Channels of several clocks that begin together, of which the first is that of the table."""
+    signals, findings = map(chain.from_iterable, list(zip(*parts, strict=True))[:2])
+    return TimedSignals(list(signals), list(findings), *parts[0][2:])
 
 
 def _place_labels(info: RecordingInfo, timed: TimedSignals) -> tuple[RecordingInfo, list[Finding]]:
@@ -572,6 +601,11 @@ def read_series(path: Path, rel: str, info: RecordingInfo) -> Records:
 def _find_sample_columns(path: Path, info: RecordingInfo) -> list[str]:
     """The columns that match `info.series`. Raises UserError: schema."""
     columns = tables.read_names(path, delimiter=info.delimiter)
+    if all(map(tables.NUMBER.fullmatch, columns)):
+        problem, wanted = "has no names of columns in its first line", "found numbers"
+        hint = "Write them above it: pandas.read_csv(FILE, header=None).add_prefix('x')"
+        hint += '.to_csv(FILE, index=False) in Python, and series = "x*"'
+        raise input_error(Reason.HEADER, problem, wanted, hint, row=1)
     others = info.columns.values()
     samples = [
         name for name in columns if fnmatch.fnmatchcase(name, info.series) and name not in others

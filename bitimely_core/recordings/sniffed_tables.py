@@ -43,7 +43,9 @@ def is_sample_table(source: Source, rel: str, rule: FileRule, *, has_map: bool) 
     a group that states none.
     """
     if not has_map:
-        return is_timed_table(sniff_file(source, rel))
+        facts = sniff_file(source, rel)
+        # one that is packed and cut off would be taken for another kind of file
+        return is_timed_table(facts) or (facts is None and find_suffix(rel) == ".csv.gz")
     if _lacks_rate(source, rel, rule):
         return False
     is_named = rule.format or find_suffix(rule.pattern) == find_suffix(rel)

@@ -8,12 +8,23 @@ from typing import NamedTuple
 import numpy as np
 
 from bitimely_core.errors import Finding, Reason, input_error, input_warning
-from bitimely_core.formats.clocks import DAY, NEAR, UNITS, find_breaks, measure_even_step
+from bitimely_core.formats.clocks import (
+    DAY,
+    LOST,
+    MOST_BREAKS,
+    NEAR,
+    UNITS,
+    find_breaks,
+    list_steps,
+    measure_even_step,
+    measure_step,
+)
 from bitimely_core.types import count_nouns
 
 HOUR, HALF_DAY = 3600.0, DAY / 2  # seconds
 COUNTERS = (1 << 16, 1 << 24, 1 << 31, 1 << 32)
 MAX_SEGMENTS = 10_000
+LEAST_ROWS = 5  # by which a pattern is told from chance
 MAX_GRID = 50_000_000  # steps of a grid
 SNAP = 1e-4  # share of a rate by which it is rounded to a whole number
 IRREGULAR_RATE = 20.0  # Hz: faster signals have a regular clock
@@ -286,6 +297,33 @@ def _report_wander(
         findings.append(
             input_warning(Reason.TIMESTAMPS, problem, "samples are treated as evenly spaced")
         )
+
+
+def is_sparse(seconds: np.ndarray) -> bool:
+    """Whether slow observations are lost so often that their times are those of no even clock."""
+    step, steps = measure_step(seconds), list_steps(seconds)
+    gaps = np.count_nonzero(steps >= LOST * step)
+    return step >= 1 / IRREGULAR_RATE and bool(gaps > max(LEAST_ROWS, MOST_BREAKS * steps.size))
+
+
+def find_extra_rows(seconds: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Whether rows hold no value, and no time or one between those of two samples that follow each
+    other: such as a line of an event among samples.
+    """
+    is_empty = np.isnan(values).all(1)
+    around = np.full(len(seconds), np.inf)
+    around[1:-1] = seconds[2:] - seconds[:-2]
+    # of times that are rounded, with several rows of one, the median is 0
+    is_between = around < LOST * np.median(np.append(list_steps(seconds[~is_empty]), 0.0))
+    return np.asarray(is_empty & (np.isnan(seconds) | is_between))
+
+
+def find_stride(column: np.ndarray) -> int:
+    """The rows from value to value of a slow channel that is filled up with empty cells; else 1."""
+    filled = np.flatnonzero(~np.isnan(column))
+    step = int(np.gcd.reduce(filled))
+    is_slow = filled.size >= LEAST_ROWS and 2 * step * filled.size > filled[-1]
+    return step if is_slow else 1
 
 
 def place_on_grid(
