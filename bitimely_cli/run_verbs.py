@@ -440,23 +440,24 @@ def _show_scores(result: Mapping[str, Any], workspace: Path) -> list[str]:
 
 
 def _show_metrics(scores: Scores) -> None:
-    """Print each metric beside that on the training windows and that of the majority."""
+    """Print each metric beside that on the training windows and that of a constant."""
     from bitimely_core.evaluate import METRICS
     from bitimely_core.schemas.scores import Baseline, MetricValue
 
-    majority = scores.baselines.get("majority", Baseline()).metrics
+    constant = {"regression": "mean", "survival": "prior"}.get(scores.task or "", "majority")
+    constants = scores.baselines.get(constant, Baseline()).metrics
     training = {} if scores.training is None else scores.training.metrics
     rows: list[list[Any]] = []
     names = dict.fromkeys((*METRICS.get(scores.task or "", ()), *scores.metrics))
     for name in filter(scores.metrics.__contains__, names):
         metric = scores.metrics[name]
-        chance = majority.get(name, MetricValue()).value
+        chance = constants.get(name, MetricValue()).value
         trained = training.get(name, MetricValue()).value
         rows.append([name, *_list_numbers(metric), trained, chance])
     screen.table(
         [
             *("metric", "value", "se", "95 % CI lower", "upper"),
-            *("training windows", "majority baseline"),
+            *("training windows", f"{constant} baseline"),
         ],
         rows,
         f"{scores.run} on {scores.data} ({scores.split})",

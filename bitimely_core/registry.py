@@ -269,15 +269,17 @@ def load_plugins() -> None:
                 _refused[point.name] = broken_plugins[point.name] = describe_plugin(point, error)
 
 
-def describe_plugin(point: EntryPoint, error: BaseException) -> Finding:
-    """The finding on a plug-in that fails: its module, its package and its error."""
+def describe_plugin(point: EntryPoint, error: BaseException, place: str = "") -> Finding:
+    """The finding on a plug-in that fails: its module, or the file and line, its package and its
+    error.
+    """
     package = f" of the package {point.dist.name}" if point.dist is not None else ""
     text = str(error).strip().partition("\n")[0] or "no message"
     return Finding(
         Reason.CONFIG,
-        f"the plug-in {safe_text(point.value)}{package} fails: "
+        f"the plug-in {safe_text(place or point.value)}{package} fails: "
         f"{type(error).__name__}: {clean(text, 200)}",
-        "expected a module that registers what it offers",
+        "" if place else "expected a module that registers what it offers",
         "Correct or uninstall it",
         level="warning",
     )
@@ -288,16 +290,15 @@ def find_plugin_error(error: BaseException) -> UserError | None:
 
     It has exit 2 (config). None for any other error.
     """
-    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
-    for point in entry_points(group="bitimely.plugins"):
-        if is_own(point):
-            continue
-        module = sys.modules.get(point.module.partition(".")[0])
-        root = Path(getattr(module, "__file__", None) or "/dev/null")
-        if root.name == "__init__.py":
-            root = root.parent
-        if any(file.is_relative_to(root) for file in files):
-            return join_findings([describe_plugin(point, error)])
+    points = [point for point in entry_points(group="bitimely.plugins") if not is_own(point)]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        for point in points:
+            module = sys.modules.get(point.module.partition(".")[0])
+            root = Path(getattr(module, "__file__", None) or "/dev/null")
+            if file.is_relative_to(root.parent if root.name == "__init__.py" else root):
+                place = f"{file.name}:{frame.lineno}"
+                return join_findings([describe_plugin(point, error, place)])
     return None
 
 
@@ -497,7 +498,7 @@ class ModelFacts:
 class MethodFacts:
     """What is known about a method without a network.
 
-    The registered function fits it: (config, `methods.contract.MethodFit`) -> arrays by name.
+    The registered function fits it: (config, `methods.method_contract.MethodFit`) -> arrays by name.
     """
 
     input: tuple[str, ...]  # signals, events

@@ -280,3 +280,27 @@ def test_the_page_of_a_recipe_that_fits_baselines_does_not_say_that_they_were_le
     assert "--baselines cheap" not in page
     (scores,) = (tmp_path / "home" / "runs").glob("cheap-*/scores.json")
     assert "--baselines cheap" in scores.read_text("utf-8")
+
+
+def test_the_strongest_baseline_is_named_where_a_weaker_one_equals_the_run():
+    """The run names one class throughout, as the majority does; another baseline is right more
+    often, but not significantly.
+    """
+    rng = np.random.default_rng(0)
+    y = (rng.random(200) < 0.45).astype(int)
+    p = np.eye(2)[np.where(rng.random(200) < 0.7, y, 1 - y)]
+    groups, constant = np.repeat(np.arange(20), 10), np.tile([1.0, 0.0], (200, 1))
+    scores = score(
+        "classification",
+        y,
+        constant,
+        groups,
+        class_names=("no", "yes"),
+        train_target=y,
+        baselines={"random_kernels": p},
+    )
+    assert scores.baselines["majority"].metrics["accuracy"].value == pytest.approx((y == 0).mean())
+    assert scores.baselines["random_kernels"].metrics["accuracy"].value > (y == 0).mean()
+    assert judge_baselines(scores, "D").sentence.startswith(
+        "No significant difference between this trained model and the random kernels baseline on D"
+    )

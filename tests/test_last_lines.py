@@ -6,6 +6,8 @@ import shlex
 import shutil
 from pathlib import Path
 
+import numpy as np
+import polars as pl
 import pytest
 from small import VERBS, copy_workspace
 
@@ -134,6 +136,33 @@ def test_reasons_without_intervals_stand_below_the_values_of_the_baseline(
         (row,) = (line for line in said if line.split()[:1] == [name])
         assert float(row.split()[-1]) == pytest.approx(metric.value, rel=1e-3)
     assert [line for line in said if "no CI" in line] == ["all metrics: no CI: none was requested"]
+
+
+def test_scores_of_numbers_stand_beside_those_of_the_mean(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They stood beside a majority, which numbers have none of."""
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    rng, values = np.random.default_rng(0), range(24)
+    for k in values:
+        np.savetxt(raw / f"p{k}.csv", rng.normal(0, k + 1, (200, 1)), header="EEG", comments="")
+    table = [f"p{k}.csv,p{k},{k}" for k in values]
+    (raw / "people.csv").write_text("\n".join(["file,subject,hr", *table]))
+    map_file = tmp_path / "map.toml"
+    map_file.write_text(
+        'files = [{pattern = "p*.csv", rate = 20}]\n'
+        '[table]\npath = "people.csv"\nfile = "file"\nsubject = "subject"\nvalue = "hr"\n'
+    )
+    run(f"ingest generic {raw} --map {map_file}", tmp_path, capsys)
+    run("train features --data generic/regression", tmp_path, capsys)
+    said = run("evaluate features-regression --baselines cheap", tmp_path, capsys)
+    index = pl.read_parquet(tmp_path / "tokens/generic-regression/index.parquet")
+    train, test = (index.filter(pl.col("split") == name)["label"] for name in ("train", "test"))
+    assert next(line for line in said if "metric" in line).endswith("mean baseline ")
+    (row,) = (line for line in said if line.split()[:1] == ["mae"])
+    expected = (test.cast(float) - train.cast(float).mean()).abs().mean()
+    assert float(row.split()[-1]) == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_dry_run_says_what_there_is(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

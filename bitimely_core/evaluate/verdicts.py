@@ -322,15 +322,16 @@ def find_closest(family: Mapping[str, CorrectedDifference], sign: int) -> tuple[
 
     exceeded: it beats the model; unclear: no verdict is allowed; equal: no significant difference;
     exceeds: the model significantly beats all. A baseline without a verdict comes before the equal
-    ones where it reaches as much as the model, else behind them.
+    ones where it reaches as much as the model and as each of them, else behind them.
     """
     ahead = {name: sign * (d.difference or 0.0) for name, d in family.items()}
     silent = [name for name, d in family.items() if explain_no_verdict(d) is not None]
     better = [name for name, d in family.items() if significance_sign(d) * sign < 0]
     equal = [name for name, d in family.items() if not significance_sign(d) and name not in silent]
+    strongest = min([0.0, *(ahead[name] for name in equal)])
     cases = (
         ("exceeded", better),
-        ("unclear", [name for name in silent if ahead[name] <= 0]),
+        ("unclear", [name for name in silent if ahead[name] <= strongest]),
         ("equal", equal),
         ("unclear", silent),
         ("exceeds", list(family)),
