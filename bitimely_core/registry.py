@@ -498,7 +498,7 @@ class ModelFacts:
 class MethodFacts:
     """What is known about a method without a network.
 
-    The registered function fits it: (config, `methods.method_contract.MethodFit`) -> arrays by name.
+    The registered function fits it: (config, `method_contract.MethodFit`) -> arrays by name.
     """
 
     input: tuple[str, ...]  # signals, events

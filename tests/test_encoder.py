@@ -206,12 +206,16 @@ def test_settings_of_the_model_are_parameters() -> None:
         bt.Encoder(**SMALL, layerz=2).fit(x)
     with pytest.raises(UserError, match="timelygtp"):
         bt.Encoder("timelygtp").fit(x)
+    with pytest.raises(UserError, match="epochs"):
+        bt.Encoder(epochs=-1).fit(x)
+    with pytest.raises(UserError, match="objective none"):
+        bt.Encoder("resnet").fit(x)
     with pytest.raises(UserError, match="multilabel"):
         bt.Encoder(task="multilabel").fit(x)
 
 
 @pytest.mark.parametrize(
-    "model", ["bitimelygpt", "gpt", "lstm", "patchtst", "ts2vec", "timesnet", "s4"]
+    "model", ["bitimelygpt", "gpt", "lstm", "patchtst", "ts2vec", "timesnet", "s4", "resnet"]
 )
 def test_any_model_is_an_encoder(model: str) -> None:
     x, y, _ = draw_waves(12, 40)

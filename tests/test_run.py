@@ -179,6 +179,14 @@ def test_the_library_takes_texts_for_paths(home: Path, name: str) -> None:
     VERBS_WITH_TEXTS[name](str(home))
 
 
+def test_lists_without_a_file_or_a_run_are_refused(home: Path) -> None:
+    """As of a pattern that finds nothing."""
+    with pytest.raises(UserError, match="expected recordings, folders of them or a cache"):
+        bitimely.predict("tuned", [], workspace=home)
+    with pytest.raises(UserError, match="expected at least one RUN"):
+        bitimely.report([], workspace=home)
+
+
 def test_texts_become_paths_wherever_they_stand() -> None:
     def verb(
         run: str | Path, out: Path | None, files: Sequence[Path] = (), *, workspace: Path = Path()

@@ -198,8 +198,11 @@ def find_recordings(
     They hold the channels of `options` under the names of `mapping`. `labels`: text of an
     annotation -> class, of recordings whose labels are read; None: no label is opened, but with
     `points` for the times of annotations without a duration. A folder without recordings and a path
-    that is not there are recordings whose `read` raises.
+    that is not there are recordings whose `read` raises. Raises UserError (config, exit 2) without
+    any path.
     """
+    if not paths:
+        raise usage_error("no files", "expected recordings, folders of them or a cache")
     plan = ReadingPlan(options, mapping, labels, points)
     used: set[str] = set()
     folders: dict[Path, LabelledFolder] = {}

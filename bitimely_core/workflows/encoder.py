@@ -24,7 +24,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from bitimely_core import data, heads, models, objectives, registry
-from bitimely_core.config import TrainConfig, build_model_config
+from bitimely_core.config import TrainConfig, build_model_config, validate
 from bitimely_core.errors import usage_error
 from bitimely_core.models.base import to_batch
 from bitimely_core.tokens import TokenSet
@@ -88,7 +88,8 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         model: a registered model, for instance `bitimelygpt`, `timelygpt`, `patchtst`, `ts2vec`.
         preset: dimensions; `tiny` is for two cores.
         task: what `y` holds: `classification` or `regression`.
-        objective: of the pre-training; empty: the model's own.
+        objective: of the pre-training; empty: the model's own. Models that learn from labels alone
+            (resnet) have none and are fitted with y.
         epochs: passes of the pre-training over X; 0: none, the control with random weights.
         head_epochs: passes of the fine-tuning over X and y.
         batch_size: rows of a step, and of the batches of `transform` and `predict`.
@@ -199,16 +200,15 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             self.model_ = models.from_config(self._configure(values.shape[1])).eval()
-            objective = objectives.get(self.objective)
-            least = registry.objectives[
-                self.objective or registry.models[self.model].facts.objective
-            ].facts.rows
-            self._train(
-                self.model_,
-                ArrayBatches(values, None, self.batch_size, seed, least),
-                objective,
-                self.epochs,
-            )
+            name = self.objective or registry.models[self.model].facts.objective
+            if target is None or name != "none":  # a model of labels alone has none
+                least = registry.objectives[name].facts.rows
+                self._train(
+                    self.model_,
+                    ArrayBatches(values, None, self.batch_size, seed, least),
+                    objectives.get(self.objective),
+                    self.epochs,
+                )
             self.head_ = None
             if target is not None:
                 outputs = len(self.classes_) if self.task == "classification" else 1
@@ -295,12 +295,8 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
                 f"Found array with {len(batches.values)} sample(s) "
                 f"while a minimum of {batches.least} is required."
             )
-        fit(
-            module,
-            batches,
-            objective,
-            config=TrainConfig(epochs=epochs, lr=self.lr, seed=batches.seed, device=self.device),
-        )
+        settings = {"epochs": epochs, "lr": self.lr, "seed": batches.seed, "device": self.device}
+        fit(module, batches, objective, config=validate(TrainConfig, settings))
         module.eval()
 
     def _read(self, X: Any, y: Any = None, *, reset: bool = False) -> tuple[Array, Array | None]:

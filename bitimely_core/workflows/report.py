@@ -52,7 +52,8 @@ def report(
     from bitimely_core import report as rendering
 
     check_margin(margin)
-
+    if not names:
+        raise usage_error("no run", "expected at least one RUN", "See: bitimely list runs")
     folders = [find_run_folder(name, workspace) for name in names]
     target = out or locate_new(
         workspace, "reports", shorten_name(["compare", *(p.resolve().name for p in folders)])
