@@ -1186,4 +1186,5 @@ def test_icd10_with_a_map_of_icd10_alone(
     assert "--col vocab=icd10" in capfd.readouterr().err
     words += ["--col", "vocab=icd10", "--rules", "none", "--no-select", "--min-codes", "1"]
     assert main(words) == 0
+    assert "not read" not in "".join(capfd.readouterr())  # the map lies beside the claims
     assert open_cache(home / "cache" / "pophr").events_manifest.funnel.rows == 72

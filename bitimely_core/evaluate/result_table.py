@@ -424,11 +424,9 @@ def has_withheld(scores: TaskScores) -> bool:
     """Whether scores or counts of few people are withheld: what is computed on the same rows would
     show them.
     """
-    if scores.n is None or scores.n_subjects is None:
-        return True
-    if any(metric.undefined_reason == WITHHELD for metric in scores.metrics.values()):
-        return True
-    return any(label.support is None for label in scores.by_class.values())
+    reasons = (metric.undefined_reason for metric in scores.metrics.values())
+    supports = (label.support for label in scores.by_class.values())
+    return WITHHELD in reasons or None in (scores.n, scores.n_subjects, *supports)
 
 
 def _label_run(run: ScoredRun) -> str:
@@ -522,8 +520,6 @@ def _compare_with_baselines(
         for name in baselines
         if name in estimates.runs and np.isfinite(estimates.runs[name].value)
     ]
-    if not fitted:
-        return {}
     return {
         row: {name: evaluate.compare_with_baseline(estimates, names, name) for name in fitted}
         for row, names in rows.items()
@@ -606,8 +602,11 @@ def read_speed(folder: Path, record: RunRecord) -> tuple[float | None, float | N
     """
     from bitimely_core.train import metrics_log
 
-    lines = [line for line in metrics_log.read_metrics(folder) if line.get("tokens_per_second")]
-    lines = [line for line in lines if line.get("split") == "train"]
+    lines = [
+        line
+        for line in metrics_log.read_metrics(folder)
+        if line.get("split") == "train" and line.get("tokens_per_second")
+    ]
     lengths = {data.length for data in record.data}
     if not lines or len(lengths) > 1 or record.data[0].vocabulary:
         return None, None
@@ -627,8 +626,11 @@ def read_curves(folder: Path) -> tuple[str, dict[str, np.ndarray]]:
     key: Literal["rel", "loss"] = "rel" if has_rel else "loss"
     curves = {}
     for split in ("train", "validation"):
-        of_split = [line for line in lines if line.get("split") == split]
-        points = [(line["step"], line[key]) for line in of_split if line.get(key) is not None]
+        points = [
+            (line["step"], line[key])
+            for line in lines
+            if line.get("split") == split and line.get(key) is not None
+        ]
         if points:
             curves[split] = np.array(points, np.float64).T
     return key, curves

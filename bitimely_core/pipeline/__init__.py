@@ -53,10 +53,8 @@ def load(
     Raises UserError (unknown_name or config, exit 2).
     """
     shipped = {p.stem: p for p in registry.RECIPES.glob("*.toml")}
-    path = Path(name)
-    if name in shipped:
-        path = shipped[name]
-    elif path.suffix != ".toml" and os.sep not in name:
+    path = shipped.get(name, Path(name))
+    if path.suffix != ".toml" and os.sep not in name:
         raise unknown_name_error("pipeline", name, list(shipped))
     recipe = load_recipe(path, leak_free=leak_free, changes=changes)
     return recipe if preset is None else replace_preset(recipe, preset)
@@ -255,7 +253,7 @@ def _describe_end(stages: list[Choices], page: Path, codes: list[int]) -> Choice
     return {
         "stages": stages,
         "report": str(report) if report.is_file() else None,
-        "exit_code": int(failed[0] if failed else max(codes, default=Exit.OK)),
+        "exit_code": int(next(iter(failed), max(codes, default=Exit.OK))),
     }
 
 

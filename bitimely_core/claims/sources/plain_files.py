@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
 
 from bitimely_core.claims.sources import words
@@ -395,13 +395,16 @@ def report_patients(files: PlainFiles) -> list[Finding]:
     return [Finding(Reason.HEADER, text, why, hint, level="info", file=chosen[0])]
 
 
-def report_unread(files: PlainFiles) -> list[Finding]:
-    """What tables of the folder are not read: a warning of those that are called as the claims but
-    for a number, an info on others.
+def report_unread(files: PlainFiles, maps: Sequence[str]) -> list[Finding]:
+    """What tables of the folder are not read, neither as claims nor as one of the `maps` of codes:
+    a warning of those that are called as the claims but for a number, an info on others.
     """
     called = {cut_number(path) for path in files.claims}
     years = [path for path in files.unread if cut_number(path) in called]
-    others = [path for path in files.unread if path not in years]
+    read = {Path(path).name for path in maps}
+    others = [
+        path for path in files.unread if path not in years and PurePosixPath(path).name not in read
+    ]
     columns = "no columns of subject, date and code are known in them"
     why = (
         "beside the claims, but neither claims, patients, deaths nor labels by name, nor times of "
