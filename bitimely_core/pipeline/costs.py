@@ -251,13 +251,13 @@ def _choose_training(
     """The training settings of the preset under those of the recipe, and the objective; `usual`:
     that of the model, which pre-training has by default.
     """
-    settings, trained = load_preset(preset), flags.get("train", {})
+    sections, trained = load_preset(preset), flags.get("train", {})
     if training.verb != "pretrain":
-        return settings.get("finetune", {}) | trained, "none"
+        return sections.get("finetune", {}) | trained, "none"
     objective = flags.get("objective", {}).get("name", usual)
     if objective == "none":
         trained = trained | {"steps": 0}
-    return settings.get("train", {}) | trained, objective
+    return sections.get("train", {}) | trained, objective
 
 
 def _count_operations(family: str, config: ModelConfig, parameters: int, tokens: float) -> float:
