@@ -364,7 +364,9 @@ def expand_options(command: Callable[..., int]) -> Callable[..., int]:
     def run_command(**values: Any) -> int:
         for name, value in values.items():
             _check_value(parameters[name], value)
-        _check_workspace(values.get("workspace", Path()))
+        if (workspace := values.get("workspace")) is not None:
+            _check_workspace(workspace)
+            screen.place = name_workspace(workspace)
         options = {
             name: group(**{field.name: values.pop(field.name) for field in fields(group)})
             for name, group in groups.items()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,11 @@ MOST_LINES = 20  # findings a run; the rest is in the report
 WIDTH = 160
 LONGEST = 32  # characters of a word that is never broken; paths are longer
 AROUND = 5  # stages before and after the running ones
+# a command with its arguments in the advice of an error, whose verb reads a workspace
+COMMAND = re.compile(
+    r"bitimely (?:ingest|tokenize|pretrain|finetune|train|evaluate|embed|report|predict|analyze"
+    r"|export|list(?= runs))(?: [^\s,;`]*[^\s,;`.])+"
+)
 LINE_EVERY = 10.0  # seconds between progress lines where no terminal is
 
 
@@ -48,6 +54,7 @@ class Screen:
     debug = False
     n_printed = 0
     has_errors = False  # an error line was printed: the exit code is not 0
+    place = ""  # the option with which a printed command finds the workspace
 
     def print_line(self, text: str = "") -> None:
         """A line for the reader, without control characters; on stderr under --json."""
@@ -71,7 +78,8 @@ class Screen:
         self.n_printed += 1
         self.has_errors |= finding.level == "error"
         if self.n_printed <= MOST_LINES:
-            self.note(f"{finding.level}[{finding.code}] {clean(finding.message, 1000)}")
+            message = COMMAND.sub(lambda command: command[0] + self.place, finding.message)
+            self.note(f"{finding.level}[{finding.code}] {clean(message, 1000)}")
 
     def print_findings(
         self, findings: Sequence[Finding | FindingRecord], where: str = "the report"

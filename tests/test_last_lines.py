@@ -183,3 +183,12 @@ def test_the_error_that_ends_a_verb_is_shown_after_any_number_of_warnings(
     screen.print_findings(warnings)
     assert report_error(usage_error("5 steps", "expected 6")) == 2
     assert capsys.readouterr().err.splitlines()[-1] == "error[config] 5 steps, expected 6."
+
+
+def test_a_command_that_an_error_advises_finds_the_workspace(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main(["train", "resnet", "--data", "sleep-edf/staging", "-w", str(home)]) == 4
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"bitimely ingest sleep-edf SOURCE -w {shlex.quote(str(home))}." in line
