@@ -180,7 +180,10 @@ def test_what_is_refused_says_what_to_do(home, capsys):
     for words, text in (
         (["resnett", *VIEW], "resnet"),
         (["resnet"], "expected one --data"),
-        (["resnet", "--data", "synthetic"], "expected a labelled view"),
+        (
+            ["resnet", "--data", "synthetic"],
+            "expected a labelled view. Name one: synthetic/staging",
+        ),
     ):
         code, _, err = call(capsys, home, "train", *words)
         assert code == 2

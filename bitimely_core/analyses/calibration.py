@@ -104,7 +104,8 @@ def calibration(
     no_input without test rows.
     """
     run = runs[0]
-    windows = plain_features.require_labels(run, "calibration")
+    windows = run.windows()
+    windows.require_labels()
     head = _require_head(run)
     rows = {
         split: plain_features.draw_rows(windows, split, sequences, seed)

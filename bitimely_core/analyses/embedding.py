@@ -199,7 +199,8 @@ def embedding(
     neighbours or a larger perplexity than the rows allow (exit 2); no_input without rows.
     """
     run = runs[0]
-    windows = plain_features.require_labels(run, "embedding")
+    windows = run.windows()
+    windows.require_labels()
     rows, split = draw_held_out(windows, sequences, seed)
     if len(rows) < 3:
         raise input_error(

@@ -155,7 +155,8 @@ def probing(
     2); no_input without training or test rows.
     """
     run = runs[0]
-    windows = plain_features.require_labels(run, "probing")
+    windows = run.windows()
+    windows.require_labels()
     _check_comparable(runs)
     rows = draw_splits(windows, sequences, sequences, seed)
     target = {split: np.asarray(windows.targets(drawn)) for split, drawn in rows.items()}

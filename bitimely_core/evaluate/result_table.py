@@ -185,8 +185,11 @@ class ResultTable:
 
     def _list_metrics(self, data: str) -> dict[str, str]:
         """Column -> metric of the columns of a data set that are not of one label."""
-        columns = (column for column in self.columns if column.data == data and not column.label)
-        return {column.key: column.metric for column in columns if column.metric}
+        return {
+            column.key: column.metric
+            for column in self.columns
+            if column.data == data and column.metric and not column.label
+        }
 
     @cached_property
     def by_data(self) -> dict[str, list[ScoredRun]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, SupportsIndex, TypeVar, overload
@@ -47,6 +47,7 @@ else:
     MapDataset = object  # torch asks for `__len__` and `__getitem__` alone
 
 Manifest = TypeVar("Manifest", bound=TokenManifest)
+UNLABELLED_HISTORIES = "Tokenize with a --cohort, or ingest with --rules or --label-column"
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -147,8 +148,27 @@ class TokenSet(ABC, MapDataset):
 
     def _find_stated_view(self) -> View | None:
         """The view of the data set, where that is registered here."""
+        return self._list_stated_views().get(self.view)
+
+    def _list_stated_views(self) -> Mapping[str, View]:
+        """The views of the data set by name; none where it is not registered here."""
         entry = datasets.get(self.dataset)
-        return entry.facts.views.get(self.view) if entry else None
+        return entry.facts.views if entry else {}
+
+    def require_labels(self) -> None:
+        """Raises UserError (config, exit 2) where nothing is labelled; it names the views of the
+        data set that are.
+        """
+        if self.task != "none":
+            return
+        views = self._list_stated_views().items()
+        names = [f"{self.dataset}/{name}" for name, view in views if view.task != "none"]
+        raise usage_error(
+            f"{self.name} has no labels",
+            "expected a labelled view",
+            f"Name one: {', '.join(names)}" if names else UNLABELLED_HISTORIES,
+            field="--data",
+        )
 
     @property
     def split(self) -> str:

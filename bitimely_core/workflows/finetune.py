@@ -277,15 +277,7 @@ def open_view(
 ) -> tuple[Windows, tuning.TrainValidation]:
     """The windows, and the subjects of the training and validation splits that the run uses."""
     windows = prepare_windows(name, execution, settings.data, together=True)
-    if windows.task == "none":
-        raise usage_error(
-            f"{name} has no labels",
-            "expected a labelled view",
-            "Tokenize with a --cohort, or ingest with --rules or --label-column"
-            if windows.vocabulary
-            else "See: bitimely list views",
-            field="--data",
-        )
+    windows.require_labels()
     windows = limit_windows(windows, settings.data.limit, settings.train.seed)
     train = sample_subjects(windows["train"], settings.data.fraction, seed=settings.train.seed)
     if not len(train):

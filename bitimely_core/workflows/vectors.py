@@ -259,13 +259,7 @@ def _open_windows(opened: Sequence[Run], data: str | None, execution: Execution)
             field="--data",
         )
     windows = opened[0].windows() if opened else prepare_windows(str(data), execution)
-    if windows.task == "none":
-        raise usage_error(
-            f"{windows.name} has no labels",
-            "expected a labelled view",
-            "Give one, for example synthetic/staging",
-            field="--data",
-        )
+    windows.require_labels()
     for run in opened:
         if run.windows().fingerprint != windows.fingerprint:
             raise usage_error(
