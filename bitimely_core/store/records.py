@@ -482,8 +482,8 @@ def read_tables(result: Mapping[str, Any] | str | Path) -> dict[str, pl.DataFram
 
     Args:
         result: what a verb returned (`evaluate`: metrics, classes, predictions; `report`:
-            all-scores, differences; `predict`, `embed`, `analyze`), or the folder of a run, a
-            report or an export.
+            all-scores, differences; `predict`, `embed`, `analyze`), or the folder of a run or a
+            report.
 
     Raises UserError: not_found (exit 2) where there is no table, integrity (exit 5).
     """
