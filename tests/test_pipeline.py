@@ -72,12 +72,14 @@ def test_a_matrix_is_a_product_and_shards_partition_it(tmp_path: Path) -> None:
 
 
 SHIPPED = sorted(p.stem for p in registry.RECIPES.glob("*.toml"))
+LIKE_OTHERS = {  # recipes whose kinds of stages others have too, each a second or more
+    *("open", "open-epilepsy", "open-ieee-ppg", "open-ptb-xl", "zoo"),
+    *("emg", "models", "models-bidmc", "models-epilepsy", "ptb-xl"),
+}
 
 
 @pytest.mark.parametrize(
-    "name",
-    # each a second or more, of recipes and methods that others have too
-    [pytest.param(n, marks=pytest.mark.slow if n in {"open", "zoo"} else ()) for n in SHIPPED],
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in LIKE_OTHERS else ()) for n in SHIPPED]
 )
 def test_every_shipped_recipe_can_be_planned_without_its_data(name: str, tmp_path: Path) -> None:
     found = pipeline.run(name, workspace=tmp_path, dry_run=True, on="h200")  # no step is timed here
