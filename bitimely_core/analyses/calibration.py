@@ -104,8 +104,7 @@ def calibration(
     no_input without test rows.
     """
     run = runs[0]
-    windows = run.windows()
-    windows.require_labels()
+    windows = plain_features.require_labels(run, "calibration")
     head = _require_head(run)
     rows = {
         split: plain_features.draw_rows(windows, split, sequences, seed)

@@ -199,8 +199,7 @@ def embedding(
     neighbours or a larger perplexity than the rows allow (exit 2); no_input without rows.
     """
     run = runs[0]
-    windows = run.windows()
-    windows.require_labels()
+    windows = plain_features.require_labels(run, "embedding")
     rows, split = draw_held_out(windows, sequences, seed)
     if len(rows) < 3:
         raise input_error(

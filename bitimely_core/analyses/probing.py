@@ -155,8 +155,7 @@ def probing(
     2); no_input without training or test rows.
     """
     run = runs[0]
-    windows = run.windows()
-    windows.require_labels()
+    windows = plain_features.require_labels(run, "probing")
     _check_comparable(runs)
     rows = draw_splits(windows, sequences, sequences, seed)
     target = {split: np.asarray(windows.targets(drawn)) for split, drawn in rows.items()}

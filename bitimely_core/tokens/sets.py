@@ -148,27 +148,12 @@ class TokenSet(ABC, MapDataset):
 
     def _find_stated_view(self) -> View | None:
         """The view of the data set, where that is registered here."""
-        return self._list_stated_views().get(self.view)
+        return self.list_stated_views().get(self.view)
 
-    def _list_stated_views(self) -> Mapping[str, View]:
+    def list_stated_views(self) -> Mapping[str, View]:
         """The views of the data set by name; none where it is not registered here."""
         entry = datasets.get(self.dataset)
         return entry.facts.views if entry else {}
-
-    def require_labels(self) -> None:
-        """Raises UserError (config, exit 2) where nothing is labelled; it names the views of the
-        data set that are.
-        """
-        if self.task != "none":
-            return
-        views = self._list_stated_views().items()
-        names = [f"{self.dataset}/{name}" for name, view in views if view.task != "none"]
-        raise usage_error(
-            f"{self.name} has no labels",
-            "expected a labelled view",
-            f"Name one: {', '.join(names)}" if names else UNLABELLED_HISTORIES,
-            field="--data",
-        )
 
     @property
     def split(self) -> str:
@@ -405,3 +390,19 @@ def check_subjects(index: pl.DataFrame, split: str, folder: Path) -> None:
             found=str(len(several)),
             expected="0",
         )
+
+
+def require_labels(windows: TokenSet) -> None:
+    """Raises UserError (config, exit 2) for windows without labels; it names the views of their
+    data set that have some.
+    """
+    if windows.task != "none":
+        return
+    views = windows.list_stated_views().items()
+    names = [f"{windows.dataset}/{name}" for name, view in views if view.task != "none"]
+    raise usage_error(
+        f"{windows.name} has no labels",
+        "expected a labelled view",
+        f"Name one: {', '.join(names)}" if names else UNLABELLED_HISTORIES,
+        field="--data",
+    )

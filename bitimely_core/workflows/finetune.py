@@ -21,6 +21,7 @@ from bitimely_core.store.records import has_result
 from bitimely_core.store.workspace import find_dataset, locate_new
 from bitimely_core.tokens.drawing import limit_windows, sample_subjects
 from bitimely_core.tokens.sequences import HISTORIES, SPECIAL, EventSequences
+from bitimely_core.tokens.sets import require_labels
 from bitimely_core.train import tuning
 from bitimely_core.workflows.choice import choose_criterion, limit_choice
 from bitimely_core.workflows.jobs import (
@@ -277,7 +278,7 @@ def open_view(
 ) -> tuple[Windows, tuning.TrainValidation]:
     """The windows, and the subjects of the training and validation splits that the run uses."""
     windows = prepare_windows(name, execution, settings.data, together=True)
-    windows.require_labels()
+    require_labels(windows)
     windows = limit_windows(windows, settings.data.limit, settings.train.seed)
     train = sample_subjects(windows["train"], settings.data.fraction, seed=settings.train.seed)
     if not len(train):

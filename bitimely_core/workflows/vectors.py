@@ -32,6 +32,7 @@ from bitimely_core.store.records import refuse_other_manifest
 from bitimely_core.store.workspace import locate_new, shorten_name
 from bitimely_core.system_errors import attach_result
 from bitimely_core.tokens.sequences import EventSequences
+from bitimely_core.tokens.sets import require_labels
 from bitimely_core.workflows.evaluate import (
     NOT_COMPARED,
     OVER_WINDOWS,
@@ -259,7 +260,7 @@ def _open_windows(opened: Sequence[Run], data: str | None, execution: Execution)
             field="--data",
         )
     windows = opened[0].windows() if opened else prepare_windows(str(data), execution)
-    windows.require_labels()
+    require_labels(windows)
     for run in opened:
         if run.windows().fingerprint != windows.fingerprint:
             raise usage_error(
