@@ -30,6 +30,7 @@ from bitimely_cli.main import main
 from bitimely_core import cache, tokens
 
 PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)
+DEFAULT_PENALTY = 1e2  # where validation cannot choose
 VIEW = small.VIEW
 DATA = "generic-classification"
 
@@ -579,8 +580,10 @@ def test_labels_of_histories_are_probed_one_by_one_and_counts_of_few_people_with
         )
         loss = {p: log_loss(truth, fitted[p].predict_proba(held), labels=[0, 1]) for p in PENALTIES}
         chosen = found["encoder"]["penalty"][k]
-        # fits end at their tolerance; two penalties may tie
-        assert loss[chosen] == pytest.approx(min(loss.values()), abs=2e-3), name
+        if len(np.unique(truth)) < 2:  # the least loss would have the most extreme risks
+            assert chosen == DEFAULT_PENALTY, name
+        else:  # fits end at their tolerance; two penalties may tie
+            assert loss[chosen] == pytest.approx(min(loss.values()), abs=2e-3), name
         test, chance = (
             y["test"][known["test"]],
             fitted[chosen].predict_proba(scaled["test"][known["test"]])[:, 1],

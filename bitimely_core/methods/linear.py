@@ -25,7 +25,7 @@ Pair = tuple[Array, Array]  # vectors [n, D] and targets of the same rows
 BANDS = 16  # of a spectrum, of equal width in the logarithm of the frequency
 # of the squared weights on standardised vectors, strongest first; 1 / C of scikit-learn
 PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)
-DEFAULT_PENALTY = 1e2  # without a validation split
+DEFAULT_PENALTY = 1e2  # where validation cannot choose
 MIN_PROBABILITY = 1e-6  # of a class that the training split lacks
 
 
