@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     screen.json = "--json" in arguments
     screen.debug = screen.has_errors = False
-    screen.n_printed, screen.place = 0, ""
+    screen.n_printed, screen.workspace_option = 0, ""
     prepare_streams()
     prepare_libraries()
     return close_output(run_verb(arguments))

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
 from types import NoneType
@@ -366,16 +366,14 @@ def expand_options(command: Callable[..., int]) -> Callable[..., int]:
             _check_value(parameters[name], value)
         if (workspace := values.get("workspace")) is not None:
             _check_workspace(workspace)
-            screen.place = name_workspace(workspace)
+            screen.workspace_option = name_workspace(workspace)
         options = {
             name: group(**{field.name: values.pop(field.name) for field in fields(group)})
             for name, group in groups.items()
         }
         code = command(**values, **options)
         if code in {Exit.OK, Exit.PARTIAL}:
-            for group in options.values():
-                if isinstance(group, WriteOptions) and not group.dry_run:
-                    refresh_page(group.workspace)
+            _refresh_pages(options.values())
         return code
 
     signature = inspect.Signature(list(parameters.values()), return_annotation=int)
@@ -437,6 +435,13 @@ def _check_workspace(folder: Path) -> None:
             code=Reason.NOT_FOUND,
             file=str(folder),
         )
+
+
+def _refresh_pages(groups: Iterable[OptionGroup]) -> None:
+    """The page of each workspace to which a verb with these options has written."""
+    for group in groups:
+        if isinstance(group, WriteOptions) and not group.dry_run:
+            refresh_page(group.workspace)
 
 
 def refresh_page(workspace: Path) -> None:

@@ -54,7 +54,7 @@ class Screen:
     debug = False
     n_printed = 0
     has_errors = False  # an error line was printed: the exit code is not 0
-    place = ""  # the option with which a printed command finds the workspace
+    workspace_option = ""  # the option with which a printed command finds the workspace
 
     def print_line(self, text: str = "") -> None:
         """A line for the reader, without control characters; on stderr under --json."""
@@ -78,7 +78,9 @@ class Screen:
         self.n_printed += 1
         self.has_errors |= finding.level == "error"
         if self.n_printed <= MOST_LINES:
-            message = COMMAND.sub(lambda command: command[0] + self.place, finding.message)
+            message = COMMAND.sub(
+                lambda command: command[0] + self.workspace_option, finding.message
+            )
             self.note(f"{finding.level}[{finding.code}] {clean(message, 1000)}")
 
     def print_findings(

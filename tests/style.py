@@ -69,12 +69,12 @@ class Bound:
 # never meet it by packing
 BOUNDS = (
     Bound("long_lines", 17, 30),
-    Bound("tokens", 750_685, 480_000),
+    Bound("tokens", 750_747, 480_000),
     Bound("branches", 25.8, 20),
-    Bound("branchy_functions", 53, 90),
+    Bound("branchy_functions", 52, 90),
     Bound("wide_functions", 41, 15),
     Bound("same_keywords", 1_141, 350),
-    Bound("filler_names", 17, 300),
+    Bound("filler_names", 16, 300),
     Bound("import_circles", 0, 0),
     Bound("any_dicts", 121, 139),
     Bound("record_reads", 32, 30),

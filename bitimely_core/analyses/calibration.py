@@ -58,6 +58,7 @@ from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import CorrectedDifference, MetricValue, Scores, TaskScores
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens import Windows
+from bitimely_core.tokens.sets import require_labels
 
 Array = npt.NDArray[Any]
 
@@ -104,7 +105,8 @@ def calibration(
     no_input without test rows.
     """
     run = runs[0]
-    windows = plain_features.require_labels(run, "calibration")
+    windows = run.windows()
+    require_labels(windows)
     head = _require_head(run)
     rows = {
         split: plain_features.draw_rows(windows, split, sequences, seed)

@@ -32,6 +32,7 @@ from bitimely_core.run import Run
 from bitimely_core.schemas.scores import MetricValue
 from bitimely_core.tokens import Windows
 from bitimely_core.tokens.drawing import draw_held_out
+from bitimely_core.tokens.sets import require_labels
 
 Array = npt.NDArray[Any]
 
@@ -199,7 +200,8 @@ def embedding(
     neighbours or a larger perplexity than the rows allow (exit 2); no_input without rows.
     """
     run = runs[0]
-    windows = plain_features.require_labels(run, "embedding")
+    windows = run.windows()
+    require_labels(windows)
     rows, split = draw_held_out(windows, sequences, seed)
     if len(rows) < 3:
         raise input_error(

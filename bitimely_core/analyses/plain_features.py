@@ -15,7 +15,7 @@ import torch
 
 from bitimely_core import data, evaluate
 from bitimely_core.analyses import start_page
-from bitimely_core.errors import Reason, UserError, check_choice, input_error, usage_error
+from bitimely_core.errors import Reason, UserError, check_choice, input_error
 from bitimely_core.evaluate.intervals import explain_few
 from bitimely_core.evaluate.prediction import Computation, map_batches
 from bitimely_core.evaluate.verdicts import count_units
@@ -55,19 +55,6 @@ class VectorChoice(NamedTuple):
             return WORDS["native"]
         layers = {"last": "L", "last-two": "{L − 1, L}"}.get(self.layers, self.layers)
         return f"{WORDS[self.readout]} (l = {layers})"
-
-
-def require_labels(run: Run, kind: str) -> Windows:
-    """The windows of a run with labels. Raises UserError (config, exit 2) where they have none."""
-    windows = run.windows()
-    if windows.task == "none":
-        raise usage_error(
-            f"{windows.name} has no labels",
-            "expected a labelled view",
-            f"Name one: bitimely analyze {kind} {run.name} --data synthetic/staging",
-            field="--data",
-        )
-    return windows
 
 
 def draw_rows(windows: Windows, split: str, count: int, seed: int) -> Array:

@@ -46,6 +46,7 @@ from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import SPLITS, Run
 from bitimely_core.schemas.scores import CorrectedDifference, Difference, MetricValue, TaskScores
 from bitimely_core.tokens import Windows
+from bitimely_core.tokens.sets import require_labels
 
 Array = npt.NDArray[Any]
 
@@ -155,7 +156,8 @@ def probing(
     2); no_input without training or test rows.
     """
     run = runs[0]
-    windows = plain_features.require_labels(run, "probing")
+    windows = run.windows()
+    require_labels(windows)
     _check_comparable(runs)
     rows = draw_splits(windows, sequences, sequences, seed)
     target = {split: np.asarray(windows.targets(drawn)) for split, drawn in rows.items()}

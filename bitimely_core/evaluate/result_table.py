@@ -120,7 +120,7 @@ class ScoreColumn:
 class ResultTable:
     """Scores of runs in rows and columns with the paired differences to a reference row."""
 
-    found: Sequence[ScoredRun]
+    runs: Sequence[ScoredRun]
     rows: Sequence[str]
     columns: Sequence[ScoreColumn]
     reference: str  # row
@@ -171,7 +171,7 @@ class ResultTable:
     def _average_stored_differences(self) -> dict[BaselinePair, MeanDifference]:
         """Each row less each baseline in its scores, where all seeds have the difference."""
         family = {}
-        for (row, data), runs in group_by(self.found, lambda run: (run.row, run.data)).items():
+        for (row, data), runs in group_by(self.runs, lambda run: (run.row, run.data)).items():
             scores = runs[0].scores
             metrics = self._list_metrics(data) or {data: str(scores.main)}
             for (key, metric), name in itertools.product(metrics.items(), scores.baselines):
@@ -194,7 +194,7 @@ class ResultTable:
     @cached_property
     def by_data(self) -> dict[str, list[ScoredRun]]:
         """The runs of each data set."""
-        return group_by(self.found, lambda run: run.data)
+        return group_by(self.runs, lambda run: run.data)
 
     def metric(self, key: str) -> str:
         """The metric of a column, or the main one of a data set."""
@@ -209,7 +209,7 @@ class ResultTable:
         """The word for the units of the intervals, of one data set or of all; subject where they
         differ.
         """
-        runs = (run for run in self.found if data in {None, run.data})
+        runs = (run for run in self.runs if data in {None, run.data})
         words = {evaluate.name_unit(run.scores) for run in runs}
         return find_only(words, "subject")
 

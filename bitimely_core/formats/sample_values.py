@@ -217,9 +217,8 @@ def _read_cell(row: TableRow, place: int, facts: table_facts.TableFacts) -> floa
         value = tables.parse_number(cell)
     except UserError as error:
         name = facts.columns[place].header or f"column {place + 1}"
-        hints = {name: REPEATED_HINT}
         fault = tables.locate_cell(error, row.row, name)
-        fault = replace(fault, hint=hints.get(cell, MISSING_HINT))
+        fault = replace(fault, hint=REPEATED_HINT if cell == name else MISSING_HINT)
         raise finding_to_error(fault) from None
     return math.nan if value is None else value
 

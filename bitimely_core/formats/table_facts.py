@@ -222,4 +222,5 @@ def _describe_clock(facts: TableFacts, clock: Clock) -> str:
         return f"clock {names} {unit} at irregular times, about {clock.step:.3g} s apart"
     rate = f" at {1 / clock.step:.4g} Hz" if clock.step > 0 else ""
     others = len(facts.own_clocks[1:])
-    return f"clock {names} {unit}{rate}{f' beside {others} of other channels' * (others > 0)}"
+    beside = f" beside {others} of other channels" if others else ""
+    return f"clock {names} {unit}{rate}{beside}"

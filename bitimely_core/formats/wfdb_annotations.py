@@ -128,9 +128,11 @@ def _list_stages(notes: Sequence[tuple[float, str]]) -> list[Annotation]:
     texts = {stage.label for stage in stages}
     if "" in texts:
         return []
-    if "Sleep stage N2" in texts and not _measure_step(stages):
+    step = _measure_step(stages)
+    # those of AASM are noted where they change
+    if "Sleep stage N2" in texts and not step:
         return _extend_to_next([(stage.onset, stage.label) for stage in stages])
-    return stages if _measure_step(stages) > 0 else []
+    return stages if step else []
 
 
 def _measure_step(marks: Sequence[Annotation]) -> float:
@@ -141,6 +143,20 @@ def _measure_step(marks: Sequence[Annotation]) -> float:
     steps = {round(b.onset - a.onset, 3) for a, b in pairwise(marks)}
     step = min(steps, default=0.0)
     return step if len(steps) == 1 and step >= SLOWEST else 0.0
+
+
+def _parse_file(path: Path, frame_rate: float) -> tuple[float, list[tuple[float, str, str]]]:
+    """Hz, and the rows of `read_rows`. Raises whatever the parser raises."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its imports, too
+        import wfdb
+
+        content = wfdb.rdann(str(path.with_suffix("")), path.suffix[1:])
+    rate = float(content.fs or frame_rate)
+    times = [float(sample) / (rate or math.nan) for sample in content.sample]
+    texts = [text.strip("\0 \t\r\n") for text in content.aux_note]
+    rows = sorted(zip(times, content.symbol, texts, strict=True), key=itemgetter(0))
+    return rate, [*((0.0, '"', text) for text in _list_first_notes(path)), *rows]
 
 
 def read_rows(
@@ -161,23 +177,14 @@ def read_rows(
     if len(data) % 2 or data[-2:] != b"\0\0":
         raise refuse("does not end as annotations do", "expected two zero bytes")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its imports, too
-            import wfdb
-
-            content = wfdb.rdann(str(path.with_suffix("")), path.suffix[1:])
-        rate = float(content.fs or frame_rate)
-        times = [float(sample) / (rate or math.nan) for sample in content.sample]
-        texts = [text.strip("\0 \t\r\n") for text in content.aux_note]
-        rows = sorted(zip(times, content.symbol, texts, strict=True), key=itemgetter(0))
-        rows = [*((0.0, '"', text) for text in _list_first_notes(path)), *rows]
+        rate, rows = _parse_file(path, frame_rate)
     except Exception as error:  # its parser fails in many ways on bytes that are no annotations
         raise_system_error(error, path, stored=False)
         raise refuse(f"does not read as annotations ({type(error).__name__})") from None
     if not 0 < rate < math.inf:
         problem, wanted = "states no sampling frequency", "expected the header of its record"
         raise refuse(problem, wanted, hint="Put the .hea file of the record beside it")
-    if any(time < 0 for time in times):
+    if any(time < 0 for time, *_ in rows):
         problem = "has annotations before the beginning of the record"
         raise refuse(problem, hint="Download it again")
     return rows

@@ -240,6 +240,14 @@ class NamedColumns(NamedTuple):
             times = clocks.Times(seconds - first, origin, start, times.zone)
         return self._replace(values=self.values[rows], times=times)
 
+    def take_columns(self, columns: Sequence[int]) -> NamedColumns:
+        """These columns, in this order."""
+        return self._replace(
+            names=[self.names[k] for k in columns],
+            units=[self.units[k] for k in columns],
+            values=self.values[:, columns],
+        )
+
     def make_signal(self, k: int, rate: float, samples: np.ndarray, onset: float) -> Signal:
         """The channel `k` from `onset` seconds on; a unit such as `1/64 g` is a scale of g."""
         unit = self.units[k]
@@ -520,24 +528,28 @@ def _split_by_clocks(
     table: NamedColumns, path: Path, facts: table_facts.TableFacts, places: Sequence[int]
 ) -> NamedColumns:
     """The table with the channels behind each of its clocks apart; labels are by the first one."""
+    if facts.clock is None:
+        return table
     parts: list[NamedColumns] = []
-    names, units = np.array(table.names), np.array([*table.units, ""])
+    states = list(range(len(places), len(table.names)))
     for place in facts.own_clocks:
-        behind = np.flatnonzero(np.isin(places, facts.list_behind(place)))
-        if behind.size and facts.clock:
-            behind = np.append(behind, range(len(places), len(names) * (not parts))).astype(int)
+        channels = facts.list_behind(place)
+        behind = [k for k, channel in enumerate(places) if channel in channels]
+        if behind:
             clock = facts.clock._replace(places=(place,))
-            times = sample_values.read_values(path, facts, [], clock).times
-            values = table.values[:, behind]
-            named = names[behind].tolist(), units[behind].tolist()
-            parts.append(NamedColumns(*named, values, times, table.first))
+            content = sample_values.read_values(path, facts, [], clock)
+            part = table.take_columns([*behind, *states])
+            parts.append(part._replace(times=content.times))
+            states = []
     return table._replace(parts=tuple(parts))
 
 
 def _join_parts(parts: Sequence[TimedSignals]) -> TimedSignals:
     """Channels of several clocks that begin together, of which the first is that of the table."""
-    signals, findings = map(chain.from_iterable, list(zip(*parts, strict=True))[:2])
-    return TimedSignals(list(signals), list(findings), *parts[0][2:])
+    return parts[0]._replace(
+        signals=list(chain.from_iterable(part.signals for part in parts)),
+        findings=list(chain.from_iterable(part.findings for part in parts)),
+    )
 
 
 def _place_labels(info: RecordingInfo, timed: TimedSignals) -> tuple[RecordingInfo, list[Finding]]:

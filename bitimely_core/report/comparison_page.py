@@ -72,7 +72,7 @@ def comparison_page(folders: list[Path], margin: float | None = None) -> Page:
     page = PageBuilder(f"Comparison of {names if len(scored) <= FEW else f'{len(scored)} runs'}")
     _add_notices(page, table, folders, scored)
     page.add_facts(_list_facts(table))
-    page.fact("Seed", ", ".join(map(str, sorted({run.seed for run in table.found}))))
+    page.fact("Seed", ", ".join(map(str, sorted({run.seed for run in table.runs}))))
     main = _list_main(table, scored)
     page.add(*_score_figures(table, scored[0], main))
     _add_blocks(page, table, folders, scored)
@@ -107,7 +107,7 @@ def _add_notices(
 
 def _list_facts(table: ResultTable) -> dict[str, str]:
     """Facts of the first run; of several rows those that they have in common."""
-    first = table.found[0]
+    first = table.runs[0]
     common = {k: text for k, text in run_facts(first.record).items() if k in COMMON_FACTS}
     return common if len(table.rows) > 1 else run_facts(first.runs[0].record) | common
 
@@ -156,7 +156,7 @@ def _add_blocks(
 
 def _group_seeds(table: ResultTable, scored: Sequence[Scores]) -> dict[Arm, list[Scores]]:
     """Name and data -> the runs that differ in their seed alone; a single run has its own name."""
-    runs_by_name = {run.name: run for run in table.found}
+    runs_by_name = {run.name: run for run in table.runs}
 
     def find_arm(scores: Scores) -> Arm:
         run = runs_by_name.get(scores.run)
@@ -176,7 +176,7 @@ def _list_main(table: ResultTable, scored: Sequence[Scores]) -> dict[str, Metric
     interval over subjects.
     """
     first, name = scored[0], main_metric(scored[0])
-    runs_by_name = {run.name: run for run in table.found}
+    runs_by_name = {run.name: run for run in table.runs}
     column = ScoreColumn(f"{first.data}:{name}", first.data, name, None, first.task or "")
     values = {}
     for (row, data), members in _group_seeds(table, scored).items():
@@ -223,7 +223,7 @@ def _describe_scores(
         words = evaluate.name_metric(name, first=True)
         text = f"{words} of {count_units(len(trained), 'trained model')}: {reached}"
     text += f"{describe_baselines(first, name)}."
-    runs = [run for run in table.found if run.data == first.data]
+    runs = [run for run in table.runs if run.data == first.data]
     objectives = {run.record.settings.objective.name for run in runs}
     if name == "rel" and len(objectives) > 1:
         text += " Their objectives differ, so their losses are not comparable."

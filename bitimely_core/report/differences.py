@@ -277,7 +277,7 @@ def summarize_differences(table: ResultTable) -> str:
     """
     total, reference = len(table.differences), table.name(table.reference)
     if not total:
-        is_scored = any(run.row == table.reference for run in table.found)
+        is_scored = any(run.row == table.reference for run in table.runs)
         reason = "" if is_scored else f": {reference}, the reference, has no scores"
         return f"No two rows could be compared{reason}."
     if total <= DESCRIBED:

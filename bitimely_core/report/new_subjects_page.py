@@ -101,17 +101,20 @@ class _SubjectCounts(NamedTuple):
     @classmethod
     def measure(cls, made: SubjectsPredictionLike) -> Self:
         """The counts of some people; none of 1 to 10 follows from all that are printed."""
+        import polars as pl
+
         statuses = made.frame["status"].value_counts()
         status = dict(statuses.sort(["count", "status"], descending=[True, False]).iter_rows())
         names = [name for name in made.frame.columns if name.startswith(RISK)]
-        with_risk = {name: rows for name in names if len(rows := made.frame.drop_nulls(name))}
         bands = {
-            name.removeprefix(RISK): _count_bands(rows[name]) for name, rows in with_risk.items()
+            name.removeprefix(RISK): _count_bands(made.frame[name].drop_nulls())
+            for name in names
+            if made.frame[name].count()
         }
-        living = {state for rows in with_risk.values() for state in rows["status"]}
-        return cls(
-            status, bands, frozenset() if made.exact else _find_hidden(status, living, bands)
-        )
+        has_risk = pl.any_horizontal(pl.col(names).is_not_null())
+        living = set(made.frame.filter(has_risk)["status"])
+        hidden = frozenset() if made.exact else _find_hidden(status, living, bands)
+        return cls(status, bands, hidden)
 
 
 def _find_hidden(

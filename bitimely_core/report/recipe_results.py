@@ -305,7 +305,7 @@ def _fill_page(page: PageBuilder, results: RecipeResults, workspace: Path) -> No
         page.section("Differences")
         page.add(*differences.difference_figure(table), differences.difference_table(table))
     page.add(*result_blocks.rank_blocks(table))
-    if table.found:
+    if table.runs:
         page.section("Baselines")
         page.add(_baseline_table(results), *differences.baseline_difference_table(table))
         page.section("Further metrics and variation")
@@ -322,7 +322,7 @@ def _fill_page(page: PageBuilder, results: RecipeResults, workspace: Path) -> No
                 for *cells, reason in list_missing(results.missing, table.name)
             ],
         )
-    if table.found:
+    if table.runs:
         page.section("Training")
         page.add(result_blocks.data_table(table), result_blocks.row_table(table))
         page.add(result_blocks.cost_table(table, workspace))
@@ -396,7 +396,7 @@ def _baseline_table(results: RecipeResults) -> Table:
 
 def _list_notices(results: RecipeResults) -> list[str]:
     """The notices of the runs, each with the number of runs that have it."""
-    table, runs = results.table, results.table.found
+    table, runs = results.table, results.table.runs
     counts: Counter[str] = Counter()
     few, notices = {}, []
     for run in runs:
@@ -422,9 +422,9 @@ def _list_facts(plan: ResultPlan, results: RecipeResults) -> dict[str, str]:
     """Facts at the top of the page; those that are not known are left out."""
     table = results.table
     versions: set[str] = set()
-    for run in table.found:
+    for run in table.runs:
         versions.update(*(run_page.list_versions(part.record) for part in run.runs))
-    stamps = Counter(run_page.stamp_text(run.scores.leak_free) for run in table.found)
+    stamps = Counter(run_page.stamp_text(run.scores.leak_free) for run in table.runs)
     pretraining = [f"{n} run{'s' * (n > 1)} {words}" for words, n in stamps.most_common()]
     source = "the paper's table" if results.paper else "no numbers of the paper"
     facts = {
@@ -432,7 +432,7 @@ def _list_facts(plan: ResultPlan, results: RecipeResults) -> dict[str, str]:
         "About": plan.description,
         "Compared to": results.source or source,
         "Reference": table.name(table.reference),
-        "Seeds": ", ".join(map(str, sorted({run.seed for run in table.found}))),
+        "Seeds": ", ".join(map(str, sorted({run.seed for run in table.runs}))),
         "Pre-training": "; ".join(pretraining),
         "Versions": ", ".join(sorted(versions)),
     }

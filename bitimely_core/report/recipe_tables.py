@@ -66,7 +66,7 @@ class RecipeResults:
     @property
     def unit(self) -> str:
         """The unit of resampling."""
-        by_window = any(run.scores.settings.by == "window" for run in self.table.found)
+        by_window = any(run.scores.settings.by == "window" for run in self.table.runs)
         return "windows" if by_window else f"{self.table.unit()}s"
 
     @property
@@ -292,7 +292,7 @@ def list_missing(
 
 def write_long_csv(cells: Sequence[PlannedCell], results: RecipeResults) -> str:
     """A line a cell and seed, in the units of `scores.json`; the paper's in its own."""
-    runs = {(run.row, run.data, run.seed): run for run in results.table.found}
+    runs = {(run.row, run.data, run.seed): run for run in results.table.runs}
     missing = {_find_place(cell): cell for cell in results.missing}
     lines = []
     for place in dict.fromkeys(map(_find_place, cells)):

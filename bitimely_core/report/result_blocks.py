@@ -47,7 +47,7 @@ Speed = tuple[float | None, float | None]  # seconds of training, windows per se
 
 def _group_runs(table: ResultTable) -> dict[str, list[ScoredRun]]:
     """Row -> its runs, each fold by itself."""
-    folds = itertools.chain.from_iterable(run.runs for run in table.found)
+    folds = itertools.chain.from_iterable(run.runs for run in table.runs)
     return group_by(folds, lambda run: run.row)
 
 
@@ -186,7 +186,7 @@ def secondary_table(table: ResultTable) -> list[Table]:
                 run.seed,
                 *map(run.scores.metrics.get, metrics),
             ]
-            for run in table.found
+            for run in table.runs
             if run.scores.task == task
         ]
         caption = (
@@ -312,7 +312,7 @@ def curve_figures(table: ResultTable, workspace: Path) -> list[Figure]:
     seed of each row.
     """
     groups: dict[str, dict[str, Path]] = {"Pre-training": {}}
-    for runs in group_by(table.found, lambda run: (run.row, run.data)).values():
+    for runs in group_by(table.runs, lambda run: (run.row, run.data)).values():
         run = min(runs, key=lambda run: run.seed)
         groups.setdefault(f"Fine-tuning on {table.name(run.data)}", {})[run.row] = run.folder
         parent = name_parent(run.record)

@@ -135,7 +135,7 @@ class HistoryPreparation(StoredRecord):
     codemap: CodeMap
     values: list[dict[str, Any]] | None  # rows of `code_values.fit_values`; None: no numbers
     # of a run: labels, with horizons, that nobody of its training has
-    untaught: tuple[str, ...] = ()
+    labels_without_cases: tuple[str, ...] = ()
 
 
 class ChannelPreparation(Part):

@@ -31,8 +31,8 @@ from bitimely_core.workflows.jobs import (
     choose_numbers,
     count_labels,
     derive_model_shape,
+    find_labels_with_cases,
     find_moments,
-    find_taught,
     finish_job,
     list_training_notices,
 )
@@ -306,7 +306,11 @@ def _require_cases(train: Windows) -> None:
     windows; those without one among others have no risk of new people.
     """
     target = train.targets(None)
-    if train.task not in ("multilabel", "survival") or target is None or find_taught(train).any():
+    if (
+        train.task not in ("multilabel", "survival")
+        or target is None
+        or find_labels_with_cases(train).any()
+    ):
         return
     state = "has no case" if np.isfinite(target[..., -1]).any() else "is unknown"
     names = ", ".join(train.class_names)

@@ -290,17 +290,17 @@ def _describe_inputs(
         return {}
     prepared = HistoryPreparation.load(windows.folder / HISTORIES)
     if record.is_finetuned:
-        taught = find_taught(windows["train"])
-        names = itertools.compress(windows.class_names, ~taught)
-        prepared = prepared.model_copy(update={"untaught": tuple(names)})
+        has_case = find_labels_with_cases(windows["train"])
+        names = itertools.compress(windows.class_names, ~has_case)
+        prepared = prepared.model_copy(update={"labels_without_cases": tuple(names)})
     files: dict[str, storage.Content | None] = {HISTORIES: prepared.encode()}
     if record.is_finetuned and (fitted := _calibrate(folder, record, windows)):
         files[CALIBRATION] = fitted.encode()
     return files
 
 
-def find_taught(train: Windows) -> np.ndarray:
-    """Of which of several labels training windows have a case, bool [K]."""
+def find_labels_with_cases(train: Windows) -> np.ndarray:
+    """Which of several labels have a case among training windows, bool [K]."""
     target = np.asarray(train.targets(None))
     return np.any((target[..., 1] if train.task == "survival" else target) == 1, axis=0)
 

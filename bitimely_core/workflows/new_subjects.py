@@ -114,7 +114,7 @@ class HistoryPredictor:
 
     def list_notices(self) -> list[str]:
         """The altered files of the run, and the labels without a risk."""
-        names = self.prepared.untaught
+        names = self.prepared.labels_without_cases
         lacking = f"Nobody of the training has {' or '.join(names)}: no risk of it is given."
         return [*self.changes, *([lacking] if names else [])]
 
@@ -225,7 +225,7 @@ class HistoryPredictor:
         for prefix, values in (("risk", self._calibrate(probabilities)), ("p", probabilities)):
             for k, name in enumerate(self.class_names):
                 column = pl.Series(values[:, k])
-                without = died | (name in self.prepared.untaught)
+                without = died | (name in self.prepared.labels_without_cases)
                 columns[f"{prefix}_{name}"] = (
                     column.set(without, None) if prefix == "risk" else column
                 )
