@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shlex
 import shutil
 import warnings
@@ -228,7 +229,8 @@ def test_date_times_are_a_clock(bench: Bench, mapped: bool) -> None:
     options = ("--map", "map.toml") if mapped else ()
     outcome = bench.run("ingest", "generic", "raw", *options)
     assert outcome.code == 0
-    assert "2016" not in outcome.said + json.dumps(bench.report())
+    report = re.sub(r"\b[0-9a-f]{64}\b", "", json.dumps(bench.report()))  # without checksums
+    assert "2016" not in outcome.said + report
     (signal,) = bench.records()["p1"].signals
     assert (signal.rate, signal.channel, bench.records()["p1"].start_time) == (100.0, "hr", None)
     np.testing.assert_array_equal(signal.samples, column(raw / "p1.csv"))
