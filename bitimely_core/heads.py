@@ -429,6 +429,19 @@ def standardise(head: Head, targets: np.ndarray) -> None:
     head.standardise(torch.as_tensor(targets))
 
 
+def start_at_prevalence(head: Head, targets: np.ndarray) -> None:
+    """Let the risks of labels that may hold together start near their shares in the training labels
+    [n, K]. NaN labels are ignored.
+
+    From risks of a half, the first hundreds of steps lower all risks of rare labels together and
+    learn little else. Half a case is added on either side: a label without a case stays finite.
+    """
+    labels = torch.as_tensor(targets, dtype=torch.float64)
+    cases, controls = (labels == 1).sum(0) + 0.5, (labels == 0).sum(0) + 0.5
+    with torch.no_grad():
+        head.linear.bias.copy_(torch.log(cases / controls))
+
+
 def load(folder: str | Path) -> Head:
     """The head, with its model, that `Head.save` wrote, in eval mode. Raises UserError as
     `models.load`.

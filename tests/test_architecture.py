@@ -57,9 +57,9 @@ def test_help_and_lists_import_nothing_heavy(arguments: list[str]) -> None:
     ("registry", "name", "room"),
     [
         ("datasets", "sleep-edf", "datasets"),
-        ("models", "inceptiontime", "zoo"),
+        pytest.param("models", "inceptiontime", "zoo", marks=pytest.mark.slow),
         ("methods", "features", "methods"),
-        ("analyses", "saliency", "insight"),
+        pytest.param("analyses", "saliency", "insight", marks=pytest.mark.slow),
         ("data_kinds", "recordings", "claims"),
     ],
 )

@@ -197,6 +197,7 @@ def test_a_region_against_all_others_of_its_length():
 # --- the page -----------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_page_shows_signal_maps_and_random_weights(tmp_path):
     runs = [run(), run("timelybert", tokenizer="conv")]
     page = attention(runs, sequences=2, start=0.2, stop=0.6)
@@ -241,6 +242,7 @@ def sleepers(*names, n=180):
     return [labelled(name, windows) for name in names], windows
 
 
+@pytest.mark.slow
 def test_share_on_shapelets_has_intervals_and_controls(tmp_path):
     events = []
     runs, windows = sleepers("bitimelygpt", "patchtst")
@@ -276,6 +278,7 @@ def test_share_on_shapelets_has_intervals_and_controls(tmp_path):
     assert report.write_report(tmp_path, page).stat().st_size < report.LIMIT
 
 
+@pytest.mark.slow
 def test_the_ratio_on_shapelets_is_that_of_the_maps_by_hand():
     (one,), windows = sleepers("bitimelygpt")
     page = attention([one], windows=5, lengths="1", bootstrap=10)

@@ -136,6 +136,7 @@ def test_the_script_of_the_docs_fits_on_the_labels_that_a_run_gets(cohort, tmp_p
     assert not np.array_equal(found, script["predict_fold"](windows, "features"))
 
 
+@pytest.mark.slow
 def test_training_windows_are_bounded_and_stated(cohort, tmp_path, monkeypatch):
     _, windows = cohort
     monkeypatch.setattr(baselines, "count_fitted", lambda windows: 50)
@@ -240,6 +241,7 @@ def test_a_model_ahead_of_its_baselines_does_not_exceed_them_without_a_verdict(
     assert found.sentence.endswith(f"; no verdict ({why}).")
 
 
+@pytest.mark.slow
 def test_baselines_are_cheap_to_repeat_and_can_be_left_out(tmp_path):
     home = tmp_path / "home"
     copy_workspace(home)

@@ -136,6 +136,7 @@ def compare(record: Record, other: Record) -> None:
     assert (record.subject_id, record.attributes) == (other.subject_id, other.attributes)
 
 
+@pytest.mark.slow
 def test_both_forms_of_the_real_recordings_are_the_same(tmp_path: Path) -> None:
     require_sample(CSV)
     for number in (1, 2, 13):  # 2 and 13: the annotators marked different numbers of breaths

@@ -46,6 +46,7 @@ def test_the_number_of_processes_changes_no_byte(
     assert seen[-1] == ("ingest toy", 4, 4)
 
 
+@pytest.mark.slow
 def test_a_reader_that_kills_its_process_costs_its_unit_alone(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +205,7 @@ def test_any_failing_call_leaves_one_generation_or_the_other_and_the_rerun_is_cl
     assert n > 60
 
 
+@pytest.mark.slow
 def test_a_kill_anywhere_is_followed_by_the_same_cache(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -244,6 +244,7 @@ def read_validations(run: Path) -> list[dict[str, Any]]:
     return [dict(line) for line in lines if line["split"] == "validation"]
 
 
+@pytest.mark.slow
 def test_run_scores_and_page_name_the_weights(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

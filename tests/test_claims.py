@@ -250,6 +250,7 @@ def test_shards_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert frames[0].equals(frames[1])
 
 
+@pytest.mark.slow
 def test_parts_of_a_job_array_make_the_same_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,7 @@ def test_an_unusable_step_is_named_and_never_applied() -> None:
     assert run_sweep("faults")["done"] == 3
 
 
+@pytest.mark.slow
 def test_windows_reach_the_device_as_they_are_stored() -> None:
     found = run_sweep("stored")
     assert found["done"] == 4

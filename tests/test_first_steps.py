@@ -90,6 +90,7 @@ def test_listings_do_without_torch(tmp_path: Path) -> None:
     assert output.split()[-1] == "False"
 
 
+@pytest.mark.slow
 def test_reports_and_scores_without_a_network_do_without_torch(tmp_path: Path) -> None:
     home = small.copy_workspace(tmp_path / "home")
     assert (

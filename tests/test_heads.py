@@ -196,6 +196,18 @@ def test_missing_labels_do_not_count():
     assert int(result["count"]) == 6
 
 
+def test_risks_of_labels_begin_near_their_shares():
+    head = MultiLabel(tiny(), outputs=3).eval()
+    torch.nn.init.zeros_(head.linear.weight)
+    target = np.full((99, 3), 0.0)
+    target[:4, 0], target[:50, 1], target[90:, 1] = 1, 1, np.nan
+    heads.start_at_prevalence(head, target)
+    risks = head.predict(labelled(torch.zeros(4, 3)))
+    # half a case and half a control beside those that are known
+    wanted = torch.tensor([4.5 / 100, 50.5 / 91, 0.5 / 100]).expand(4, 3)
+    torch.testing.assert_close(risks, wanted)
+
+
 def test_regression_is_on_standardised_targets_and_predicts_in_their_unit():
     head = Regressor(tiny()).eval()
     training = np.array([60.0, 80.0, 100.0, np.nan])

@@ -167,6 +167,7 @@ def test_slow_tests_run_for_survivors_of_the_fast_ones(
     assert len(calls) == 3
 
 
+@pytest.mark.slow
 def test_a_tree_whose_tests_fail_is_refused(toy: Path) -> None:
     (toy / "tests" / "test_another.py").write_text(
         "import time, toy\n\ndef test_a():\n    time.sleep(100 * toy.ONE)\n"

@@ -316,7 +316,11 @@ def write_recordings(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "state", ["complete", "no locks", "unfinished", "linked", "linked folders", "linked files"]
+    "state",
+    [
+        pytest.param("complete", marks=pytest.mark.slow),
+        *("no locks", "unfinished", "linked", "linked folders", "linked files"),
+    ],
 )
 def test_a_workspace_below_a_source_is_no_source(trained: Path, tmp_path: Path, state: str) -> None:
     root = tmp_path / "study"

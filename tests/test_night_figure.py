@@ -83,6 +83,7 @@ def test_the_picture_is_bright_where_the_power_is() -> None:
     assert light[-1, 0] > light[-1, 199] + 50
 
 
+@pytest.mark.slow
 def test_a_page_shows_the_time_of_day_and_no_date(tmp_path: Path) -> None:
     raw, work = tmp_path / "raw" / "sleep-cassette", ["-w", str(tmp_path / "ws")]
     raw.mkdir(parents=True)

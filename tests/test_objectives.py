@@ -532,7 +532,7 @@ def sines(draw):
     ("name", "objective", "options", "steps", "limit"),
     [
         ("bitimelygpt", "next-previous-strict", {"tokenizer": "patch"}, 50, 0.5),
-        ("timelybert", "masked", {}, 80, 0.75),
+        pytest.param("timelybert", "masked", {}, 80, 0.75, marks=pytest.mark.slow),
         pytest.param(
             "bitimelygpt", "gap", {"tokenizer": "patch"}, 90, 0.85, marks=pytest.mark.slow
         ),
@@ -558,6 +558,7 @@ def test_sines_are_learned_and_tokens_do_not_collapse(name, objective, options, 
     assert model(probe).tokens.var() > 0.2 * before
 
 
+@pytest.mark.slow
 def test_periodic_codes_are_learned():
     torch.manual_seed(0)
     model = models.build("bitimelygpt", preset="tiny", tokenizer="codes", codes=15, length=12)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import small
 
 from bitimely_cli.main import main
@@ -15,6 +16,7 @@ def run(home: Path, *lines: list[str], codes: tuple[int, ...] = (0,)) -> None:
         assert main([*line, "-w", str(home)]) in codes, line
 
 
+@pytest.mark.slow
 def test_recordings_in_a_folder_whose_name_looks_like_a_pattern(tmp_path: Path) -> None:
     raw, home = tmp_path / ODD / "raw [0-9]", tmp_path / ODD / "home"
     small.write_raw(raw)
@@ -39,6 +41,7 @@ def test_recordings_in_a_folder_whose_name_looks_like_a_pattern(tmp_path: Path) 
     )
 
 
+@pytest.mark.slow
 def test_claims_in_a_folder_whose_name_looks_like_a_pattern(tmp_path: Path) -> None:
     home = tmp_path / ODD / "home [x]"
     data = ["--data", small.EVENTS]

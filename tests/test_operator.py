@@ -205,7 +205,7 @@ def test_a_table_rotates_as_positions_do() -> None:
     ("name", "length"),
     [
         pytest.param("bitimelygpt", 640, marks=pytest.mark.slow),
-        ("bitimelygpt", 64),
+        pytest.param("bitimelygpt", 64, marks=pytest.mark.slow),
         pytest.param("gpt", 64, marks=pytest.mark.slow),
     ],
 )

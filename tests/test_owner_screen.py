@@ -81,6 +81,7 @@ def test_the_owner_sees_exact_counts_and_others_do_not(run: Run, tmp_path: Path)
     assert "exact" not in shared
 
 
+@pytest.mark.slow
 def test_scores_and_analyses_on_the_own_screen(run: Run, tmp_path: Path) -> None:
     raw = test_privacy.write_cohort(tmp_path / "raw", 1)
     read = ("ingest", "pophr", str(raw), "--rules", "ccdss", "--default-source", "physician")
@@ -103,6 +104,7 @@ def test_scores_and_analyses_on_the_own_screen(run: Run, tmp_path: Path) -> None
     assert "Withheld" in (tmp_path / "w/reports/calibration-c/report.html").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_notices_of_a_training_are_exact_on_the_own_screen(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,6 +155,7 @@ def test_windows_of_few_people_are_withheld_in_json_alone(
     assert re.search(r"windows: train \d+, validation \d+, test \d+", run(*words))
 
 
+@pytest.mark.slow
 def test_nothing_is_withheld_of_synthetic_people(run: Run, tmp_path: Path) -> None:
     words = ("synthetic-claims", *CHOICES)
     made = json.loads(run("ingest", *words, "--subjects", "60", "--seed", "1", "--json"))

@@ -74,7 +74,7 @@ def test_a_matrix_is_a_product_and_shards_partition_it(tmp_path: Path) -> None:
 SHIPPED = sorted(p.stem for p in registry.RECIPES.glob("*.toml"))
 LIKE_OTHERS = {  # recipes whose kinds of stages others have too, each a second or more
     *("open", "open-epilepsy", "open-ieee-ppg", "open-ptb-xl", "zoo"),
-    *("emg", "models", "models-bidmc", "models-epilepsy", "ptb-xl"),
+    *("emg", "models", "models-bidmc", "models-epilepsy", "ptb-xl", "open-bidmc", "synpuf"),
 }
 
 
@@ -419,6 +419,7 @@ def test_only_without_a_match_is_refused_and_narrows_recipes_of_recipes(tmp_path
     assert {stage["stage"].rpartition("(")[2] for stage in found["stages"]} == {"open-bidmc)"}
 
 
+@pytest.mark.slow
 def test_only_narrows_to_the_fine_tunings_of_one_data_set_and_what_they_need(
     tmp_path: Path,
 ) -> None:
@@ -441,6 +442,7 @@ def test_only_narrows_to_the_fine_tunings_of_one_data_set_and_what_they_need(
     assert set(names) == expected | tuned
 
 
+@pytest.mark.slow
 def test_a_recipe_runs_at_the_papers_preset_under_a_name_of_its_own(tmp_path: Path) -> None:
     found = pipeline.run(
         "open", workspace=tmp_path, dry_run=True, preset="paper", on="h200", only=["strict 1.0 emg"]

@@ -14,6 +14,7 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from claims_folders import (
     GOOD,
     HEAD,
@@ -45,6 +46,7 @@ def synpuf_codes(path: Path) -> tuple[set[tuple[str, str, str]], int]:
     return set(found), len(found)
 
 
+@pytest.mark.slow
 @needs("de-synpuf")
 def test_synpuf_is_a_set_of_codes_a_claim() -> None:
     claims, events = read_folder(SAMPLES / "de-synpuf", "synpuf")

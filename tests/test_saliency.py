@@ -425,6 +425,7 @@ def test_a_model_that_reads_the_shapelet_alone_has_its_saliency_there():
 # --- the page -----------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_page_compares_runs_on_the_same_windows(tmp_path):
     events = []
     windows = Labelled(n=180, subjects=12)

@@ -273,6 +273,7 @@ def test_signals_and_events_do_not_mix(tmp_path: Path) -> None:
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_run_on_events_refuses_signals_of_one_channel(tmp_path: Path) -> None:
     cohort(tmp_path / "tokens" / "pophr")
     flags = {"train": {"steps": 1, "batch_size": 8}, "data": {"names": ("pophr",)}}

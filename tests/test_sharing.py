@@ -351,6 +351,7 @@ def test_a_run_is_pushed_to_a_private_repository(
     assert (caught.value.exit_code, caught.value.field) == (4, "--push")
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_a_model_of_the_hub_and_keeps_its_commit(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,8 @@ import torch
 from sklearn.metrics import accuracy_score
 
 from bitimely_cli.main import main
-from bitimely_core import heads
+from bitimely_core import heads, tokens
+from bitimely_core.data import collate
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.store.records import read_result_table
 
@@ -59,6 +60,7 @@ def test_the_same_command_again_does_nothing(home, capsys):
     assert (code, result["trained"]) == (0, False)
 
 
+@pytest.mark.slow
 def test_it_is_evaluated_embedded_exported_and_reported(home, capsys):
     code, result, _ = call(capsys, home, "evaluate", "resnet-staging", "--bootstrap", "0")
     assert code == 0
@@ -78,6 +80,7 @@ def test_it_is_evaluated_embedded_exported_and_reported(home, capsys):
 
 def test_scores_on_other_windows_say_that_they_replace_those_before(home, capsys):
     words = ("evaluate", "resnet-staging", "--bootstrap", "0", "--baselines", "cheap", "--split")
+    call(capsys, home, *words, "test")
     for split, before in (("validation", "test"), ("test", "validation")):
         notices = " ".join(call(capsys, home, *words, split)[1]["notices"])
         assert f"({before}): evaluate it on them again" in notices
@@ -170,6 +173,10 @@ def test_histories_are_trained_by_trees_or_a_network(tmp_path, capsys):
     assert code == 0, err
     record = load_record(tmp_path, "bitimelygpt-synthetic-claims")
     assert record.settings.model.tokenizer == "codes"
+    head = heads.load(tmp_path / "runs" / record.run / "model")
+    people = tokens.open_tokens(tmp_path / "tokens" / "synthetic-claims")["train"]
+    risk = head.predict(collate(people)).detach().mean()
+    assert 0 < risk < 2 * people.targets(None).mean(), "rare labels, after two steps"
     code, _, err = call(
         capsys, tmp_path, "train", "resnet", "--data", "synthetic-claims", *few, "--dry-run"
     )

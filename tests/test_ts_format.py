@@ -195,6 +195,7 @@ def test_unknown_keys_are_one_warning(tmp_path: Path) -> None:
     assert "'@colour' in line 8" in found.problem
 
 
+@pytest.mark.slow
 def test_thousands_of_classes_take_linear_time(
     tmp_path: Path, seconds: Callable[[Callable[[], object]], float]
 ) -> None:

@@ -746,6 +746,7 @@ def test_any_text_is_a_header_or_refused(text: str) -> None:
         wfdb_header.parse_header(text.encode("utf-8", "replace"), "r")
 
 
+@pytest.mark.slow
 def test_thousands_of_equal_names_take_linear_time(
     seconds: Callable[[Callable[[], object]], float],
 ) -> None:

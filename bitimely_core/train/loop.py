@@ -260,15 +260,7 @@ def _train(state: TrainingState, stack: ExitStack) -> None:
     if state.device.type == "cuda" and distributed.get_world_size() == 1:
         zero = torch.zeros((), device=state.device)
         state.on_device = DeviceLosses(zero, zero.new_full((4,), -1.0), zero.new_zeros(4))
-    keep = getattr(state.batches, "keep_on", None)
-    if (
-        keep is not None
-        and state.device.type == "cuda"
-        and state.config.resident
-        and state.total >= state.batches.steps
-    ):
-        share = 0.25 if state.config.resident == "auto" else 0.8
-        stack.enter_context(keep(state.device, share * torch.cuda.mem_get_info(state.device)[0]))
+    _keep_windows_on_device(state, stack)
     try:
         with attach_result(
             lambda: {
@@ -287,6 +279,18 @@ def _train(state: TrainingState, stack: ExitStack) -> None:
             f"at once after step {state.step}",
             "the last checkpoint is intact",
         ) from error
+
+
+def _keep_windows_on_device(state: TrainingState, stack: ExitStack) -> None:
+    """Hold the windows in the memory of a GPU until `stack` closes, where the settings and an epoch
+    or more of training ask for it.
+    """
+    keep = getattr(state.batches, "keep_on", None)
+    if keep is None or state.device.type != "cuda" or state.total < state.batches.steps:
+        return
+    if state.config.resident:
+        share = 0.25 if state.config.resident == "auto" else 0.8
+        stack.enter_context(keep(state.device, share * torch.cuda.mem_get_info(state.device)[0]))
 
 
 def _run_steps(state: TrainingState) -> None:
@@ -319,9 +323,31 @@ def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | 
     process received, or 0.
     """
     state.optimizer.zero_grad(set_to_none=True)
+    sums, parts, fault = _sum_gradients(state, stream)
+    clock = budgets.read_clock(state)
+    (*sums, state.seconds, pause), stop = faults.sync_step(
+        state, sums + clock, fault, state.step + 1
+    )
+    factor = _set_learning_rate(state)
+    norm = _apply_gradients(state, sums)
+    distributed.all_reduce_statistics(state.model)
+    state.step += 1
+    if state.average is not None:
+        averages.update_average(state.average, state.model, state.step, state.config.ema)
+    state.total = budgets.plan_steps(state, pause)
+    state.unlogged_steps += 1
+    return _describe_step(state, norm, factor, parts) if _is_logged(state) else None, stop
+
+
+def _sum_gradients(
+    state: TrainingState, stream: Iterator[Batch]
+) -> tuple[list[float], Parts, Exception | None]:
+    """Back-propagate the next global batch by micro-batches: the sums of their losses, the parts of
+    these, and what failed, which the other processes must learn of before it is raised.
+    """
+    sums, parts = [0.0] * 4, Parts()
     if state.on_device is not None:
         state.on_device.last = state.on_device.last.new_zeros(4)
-    sums, parts = [0.0] * 4, Parts()
     micros, fault, waited = _read_parts(state, stream, state.config.accumulate)
     state.data_wait += waited
     try:
@@ -340,21 +366,15 @@ def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | 
     except Exception as error:
         fault = fault or error
     state.gradients.send_all()
-    clock = budgets.read_clock(state)
-    (*sums, state.seconds, pause), stop = faults.sync_step(
-        state, sums + clock, fault, state.step + 1
-    )
+    return sums, parts, fault
+
+
+def _set_learning_rate(state: TrainingState) -> float:
+    """Give every group of parameters the rate of this step; its share of the highest rate."""
     factor = compute_schedule_factor(*budgets.find_position(state), state.config.warmup)
     for group in state.optimizer.param_groups:
         group["lr"] = min(state.config.lr, group.get("largest", math.inf)) * factor
-    norm = _apply_gradients(state, sums)
-    distributed.all_reduce_statistics(state.model)
-    state.step += 1
-    if state.average is not None:
-        averages.update_average(state.average, state.model, state.step, state.config.ema)
-    state.total = budgets.plan_steps(state, pause)
-    state.unlogged_steps += 1
-    return _describe_step(state, norm, factor, parts) if _is_logged(state) else None, stop
+    return factor
 
 
 def _is_logged(state: TrainingState) -> bool:

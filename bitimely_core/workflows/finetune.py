@@ -366,8 +366,8 @@ def _build_backbone(
 def build_head(
     model: Model, settings: Settings, windows: Windows, view: tuning.TrainValidation
 ) -> Head:
-    """The head of the task with random weights, its targets standardised by the training
-    windows.
+    """The head of the task with random weights, its targets standardised by the training windows,
+    and its risks of several labels near their shares there.
     """
     from bitimely_core import heads
 
@@ -388,6 +388,8 @@ def build_head(
         context_clock=tuned.context_clock,
     )
     heads.standardise(head, target)
+    if windows.task == "multilabel" and tuned.class_weights == "none":
+        heads.start_at_prevalence(head, target)
     return head
 
 
