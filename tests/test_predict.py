@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 import pyedflib
 import pytest
+import scipy.io
 import small
 
 import bitimely
@@ -24,12 +25,14 @@ from bitimely_core.datasets import synthetic
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate.endpoints import compute_endpoints, place_epochs
 from bitimely_core.formats import edf, edf_header, edf_writer
+from bitimely_core.recordings.mapping import FileRule
 from bitimely_core.schemas.tokens import ChannelStatistics, Preprocessing, WindowOptions
 from bitimely_core.tokens.unlabelled import (
     ChannelMap,
     UnlabelledWindows,
     cut_unlabelled,
     find_recordings,
+    parse_map,
 )
 from bitimely_core.types import Record, Signal
 
@@ -685,6 +688,81 @@ def test_files_of_a_channel_each_are_joined(
         for signal in record.signals:
             values = signal.samples.astype(np.float64) * signal.scale + signal.offset
             np.testing.assert_allclose(values, expected[signal.channel], atol=1e-4)
+
+
+def read_all(folder: Path, mapping: ChannelMap) -> dict[str, Record]:
+    """Name -> recording of a folder, with the channels `EEG` and `EOG` of a run at 50 Hz."""
+    options = WindowOptions.model_construct(
+        channels=["EEG", "EOG"], rate=50.0, length=10.0, clock=None
+    )
+    return {new.name: new.read() for new in find_recordings([folder], options, mapping)}
+
+
+def write_array(path: Path, values: np.ndarray) -> None:
+    """[samples, 2] as a file of the ending of `path`."""
+    if path.suffix == ".npy":
+        np.save(path, values)
+    elif path.suffix == ".mat":
+        scipy.io.savemat(path, {"data": values, "other": np.ones((3, 4))})
+    else:
+        np.savetxt(path, values, delimiter=",", header="a,b", comments="", fmt="%.6f")
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("x.csv", 'rate = 50\n[files.channels]\n"a" = "EEG"\n"b" = "EOG"'),
+        ("deep/x.npy", 'rate = 50\nchannels = ["EEG", "EOG"]'),
+        ("x.mat", 'variable = "data"\nrate = 50\nchannels = ["EEG", "EOG"]'),
+    ],
+)
+@pytest.mark.parametrize("place", [".", "folder", "file"])
+def test_the_map_of_ingest_is_one_of_predict(
+    tmp_path: Path, name: str, rule: str, place: str
+) -> None:
+    raw = tmp_path / "raw"
+    file = raw / name
+    file.parent.mkdir(parents=True)
+    values = np.random.default_rng(0).normal(0, 40, (2000, 2))
+    write_array(file, values)
+    (raw / "people.csv").write_text("file,age\nx,33\n")
+    text = f'[[files]]\npattern = "{name.replace("x", "*")}"\n{rule}\n[labels]\n"4" = "N3"\n'
+    (tmp_path / "map.toml").write_text(text)
+    mapping = parse_map([str(tmp_path / "map.toml")], ["EEG", "EOG"])
+    path = {".": raw, "folder": file.parent, "file": file}[place]
+    (record,) = read_all(path, mapping).values()
+    assert [signal.channel for signal in record.signals] == ["EEG", "EOG"]
+    for signal, column in zip(record.signals, values.T, strict=True):
+        assert signal.rate == 50
+        np.testing.assert_allclose(signal.samples, column, atol=1e-4)
+
+
+def test_maps_that_fit_no_file_or_have_a_fault_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((100, 2)))
+    with pytest.raises(UserError, match=r"no group of the map fits it, expected '\*.csv'"):
+        read_all(tmp_path / "x.npy", ChannelMap(files=(FileRule(pattern="*.csv"),)))
+    for text in ("match = '('", "[[files]]\nmatch = '('"):
+        (tmp_path / "map.toml").write_text(text)
+        with pytest.raises(UserError, match="expected a regular expression"):
+            parse_map([str(tmp_path / "map.toml")], ["EEG", "EOG"])
+
+
+def test_tables_of_labels_beside_recordings_and_copies_are_none(tmp_path: Path) -> None:
+    write_channel(tmp_path / "EEG.edf", 0)
+    (tmp_path / "EEG.csv").write_text("onset,duration,stage\n0,30,W\n30,30,N2\n")
+    (tmp_path / "people.tsv").write_text("name\tage\nEEG\t40\n")
+    scipy.io.savemat(tmp_path / "EEG.mat", {"x": np.ones(4)})
+    options = WindowOptions.model_construct(channels=["EEG"], rate=64.0, length=10.0, clock=None)
+    (new,) = find_recordings([tmp_path], options, ChannelMap())
+    assert (new.name, Path(new.file).name) == ("EEG", "EEG.edf")
+    for name in ("EEG.edf", "EEG.csv", "people.tsv"):
+        (tmp_path / name).unlink()
+    (new,) = find_recordings([tmp_path], options, ChannelMap())
+    assert Path(new.file).name == "EEG.mat", "nothing else is there"
+    (tmp_path / "EEG.mat").rename(tmp_path / "EEG.edf.gz")
+    (new,) = find_recordings([tmp_path], options, ChannelMap())
+    with pytest.raises(UserError, match=r"no recordings there.* Unpack it"):
+        new.read()
 
 
 def test_a_name_that_is_no_run_is_refused(tmp_path: Path) -> None:

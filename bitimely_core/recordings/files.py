@@ -409,7 +409,7 @@ def _choose_files(
         for rel in (*source.files, *source.rejected)
         if rel not in passed_over
         and not (bids and rel.endswith(".tsv"))
-        and (choice := choose_format(rel, chosen))
+        and (choice := choose_format(rel, _find_rule(rel, chosen)))
     }
     recordings = {rel: choice for rel, choice in choices.items() if choice[0] in formats}
     if bids and not recordings:
@@ -451,7 +451,7 @@ def _drop_other_tables(
         and not _is_text(source, rel)
         and (kind != "npy" or has_map or _states_rate(source, rel))
     }
-    return samples or dict(recordings if has_map else _list_matlab(source))
+    return samples or dict(recordings if has_map else list_matlab(source))
 
 
 def _is_text(source: Source, rel: str) -> bool:
@@ -462,7 +462,7 @@ def _is_text(source: Source, rel: str) -> bool:
         return re.match(rb"[\d.]+[,;\t]", file.read(64)) is not None
 
 
-def _list_matlab(source: Source) -> dict[str, tuple[Format, FileRule]]:
+def list_matlab(source: Source) -> dict[str, tuple[Format, FileRule]]:
     """The files of MATLAB, which are recordings where nothing else is: those that state a rate, or
     all of them, so that each says what it needs.
     """
@@ -475,9 +475,13 @@ def _states_rate(source: Source, rel: str) -> bool:
     return rel not in source.rejected and find_rate(source.path(rel)) is not None
 
 
-def choose_format(rel: str, chosen: RecordingMap) -> tuple[Format, FileRule] | None:
-    """The format of a file, by the first rule of the map that fits it; None: it is no recording."""
-    rule = next((rule for rule in chosen.files if matches_pattern(rel, rule.pattern)), None)
+def _find_rule(rel: str, chosen: RecordingMap) -> FileRule | None:
+    """The first group of the map that fits a file."""
+    return next((rule for rule in chosen.files if matches_pattern(rel, rule.pattern)), None)
+
+
+def choose_format(rel: str, rule: FileRule | None) -> tuple[Format, FileRule] | None:
+    """The format of a file, and its group in the map; None: it is no recording."""
     if rule is None:
         return None
     kind = rule.format or SUFFIXES.get(find_suffix(rel))
@@ -580,24 +584,34 @@ def describe_recording(
     """
     chosen, labels, options = folder.chosen, folder.labels, folder.options
     groups = search_groups(rule.match, rel)
-    choices = list_choices(rule)
-    channels = list_plain(choices)
     bids = BIDS.search(rel)
     subject = groups.get("subject") or rule.subject or (bids[1] if bids else "")
     row = labels.find_row([*keys, subject])
     notes = labels.list_notes(keys)
     is_numeric = chosen.annotations is not None and bool(chosen.annotations.value)
     rules = read_label_rules(chosen)
-    return RecordingInfo(
+    info = RecordingInfo(
         recording_id=name,
         subject_id=str(row.get("subject") or subject or name),
         attributes=_list_attributes(rel, row, groups, rule, rules.words or {}),
         notes=() if is_numeric else notes,
         numbers=notes if is_numeric else (),
-        channels=channels,
-        choices=() if channels else choices,
         units=chosen.units,
         label_rules=rules,
+        keep_dates=bool(options.get("keep_dates")),
+        keep_phi=bool(options.get("keep_phi")),
+    )
+    return apply_rule(info, rule)
+
+
+def apply_rule(info: RecordingInfo, rule: FileRule) -> RecordingInfo:
+    """`info` with the channels and the properties of a file that its group in the map states."""
+    choices = list_choices(rule)
+    channels = list_plain(choices)
+    return replace(
+        info,
+        channels=channels,
+        choices=() if channels else choices,
         rate=rule.rate,
         unit=rule.unit,
         variable=rule.variable,
@@ -607,8 +621,6 @@ def describe_recording(
         columns=_list_columns(rule),
         delimiter=rule.delimiter,
         missing=rule.missing,
-        keep_dates=bool(options.get("keep_dates")),
-        keep_phi=bool(options.get("keep_phi")),
         events=rule.events,
     )
 

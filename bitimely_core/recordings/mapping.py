@@ -232,17 +232,26 @@ class RecordingInfo:
 def read_map(path: Path) -> RecordingMap:
     """The mapping file, checked. Raises UserError (config, exit 2) by its key."""
     chosen = validate(RecordingMap, read_toml(path), str(path))
-    for i, rule in enumerate(chosen.files):
-        try:
-            search_groups(rule.match, "")
-        except ValueError as error:
-            problem = f"found {safe_text(rule.match)}"
-            wanted = "expected a regular expression without looking around or back"
-            field = f"files.{i}.match"
-            raise usage_error(problem, f"{wanted} ({error})", file=str(path), field=field) from None
-    with locate_errors(path):
-        read_label_rules(chosen)
+    check_map(chosen, path)
     return chosen
+
+
+def check_map(chosen: RecordingMap, path: Path) -> None:
+    """Raises UserError (config, exit 2) by its key for a faulty text of a mapping file."""
+    with locate_errors(path):
+        for i, rule in enumerate(chosen.files):
+            check_match(rule.match, f"files.{i}.match")
+        read_label_rules(chosen)
+
+
+def check_match(pattern: str, field: str) -> None:
+    """Raises UserError (config, exit 2) for a pattern that is no regular expression."""
+    try:
+        search_groups(pattern, "")
+    except ValueError as error:
+        problem = f"found {safe_text(pattern)}"
+        wanted = "expected a regular expression without looking around or back"
+        raise usage_error(problem, f"{wanted} ({error})", field=field) from None
 
 
 def read_label_rules(chosen: RecordingMap) -> LabelRules:

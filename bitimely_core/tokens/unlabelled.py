@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import Field
 
 from bitimely_core.cache import open_cache
-from bitimely_core.config import Section, SettingsLayer, read_toml, validate
+from bitimely_core.config import SettingsLayer, read_toml, validate
 from bitimely_core.errors import (
     Finding,
     Reason,
@@ -32,6 +32,7 @@ from bitimely_core.errors import (
 )
 from bitimely_core.formats import edf_header, wfdb
 from bitimely_core.formats.source import Source, locate_errors, scan_folder
+from bitimely_core.formats.table_facts import looks_like_samples
 from bitimely_core.formats.text import list_names
 from bitimely_core.formats.units import find_unit_factor
 from bitimely_core.recordings import files
@@ -40,22 +41,25 @@ from bitimely_core.recordings.channels import MINUS, derive_signals, find_source
 from bitimely_core.recordings.joining import describe_part, join_units, list_shared_labels
 from bitimely_core.recordings.labels import find_labels, holds_annotations_alone
 from bitimely_core.recordings.mapping import (
-    NO_RULES,
     SUFFIXES,
     Clock,
     FileRule,
     Format,
     LabelFile,
-    LabelRules,
     RecordingInfo,
+    RecordingMap,
+    check_map,
+    check_match,
     find_suffix,
+    matches_pattern,
+    read_label_rules,
     strip_suffix,
 )
 from bitimely_core.recordings.mne_files import find_later_parts
 from bitimely_core.recordings.sample_tables import list_table_channels
 from bitimely_core.recordings.sessions import find_sessions
 from bitimely_core.recordings.sidecars import is_bids
-from bitimely_core.recordings.sniffed_tables import holds_samples
+from bitimely_core.recordings.sniffed_tables import holds_samples, sniff_file
 from bitimely_core.schemas.tokens import (
     Preprocessing,
     WindowManifest,
@@ -96,8 +100,11 @@ UNLABELLED = ""  # the only class of the epochs that windows are cut from
 MapItems: TypeAlias = str | Sequence[str] | Mapping[str, str]
 
 
-class ChannelMap(Section):
-    """`--map`: the channels of the run in the files, and what tables and arrays do not state."""
+class ChannelMap(RecordingMap):
+    """`--map`: the channels of the run in the files, and what these do not state.
+
+    The map of `ingest` is one, too. Its tables and labels count where labels are read.
+    """
 
     channels: dict[str, str | tuple[str, ...]] = Field(
         default_factory=dict
@@ -106,7 +113,6 @@ class ChannelMap(Section):
     time: str = ""  # column with the times of the rows, of tables; "": found
     clock: Clock = ""  # unit of these times; "": found
     delimiter: str = ""  # between cells; "": found
-    units: dict[str, str] = Field(default_factory=dict)  # channel of the files -> its unit
     # regular expression on the path below a folder; files of one group `recording` are joined
     match: str = ""
 
@@ -130,12 +136,14 @@ def parse_map(items: MapItems, channels: Sequence[str]) -> ChannelMap:
         if not sign or (wanted not in channels and item.lower().endswith(".toml")):
             values = read_toml(Path(item))
         new = validate(ChannelMap, values, "--map" if sign else item)
+        check_map(new, Path(item))
+        check_match(new.match, "match")
         _check_mapped(new.channels, channels)
         merged = {
             name: (*mapping.list_names(name)[:-1], *new.list_names(name)[:-1])
             for name in {**mapping.channels, **new.channels}
         }
-        layer = {**mapping.model_dump(), **values, "channels": merged}
+        layer = {**mapping.model_dump(exclude_unset=True), **values, "channels": merged}
         mapping = validate(ChannelMap, layer, "--map")
     return mapping
 
@@ -165,9 +173,18 @@ class ReadingPlan(NamedTuple):
     points: bool = False  # the times of annotations without a duration, and not their texts
 
     @property
+    def states_files(self) -> bool:
+        """Whether the map has groups of files."""
+        return "files" in self.mapping.model_fields_set
+
+    @property
     def opens_labels(self) -> bool:
         """Whether files of labels beside a recording are opened."""
         return self.labels is not None or self.points
+
+    def list_annotators(self, rule: FileRule) -> tuple[str, ...]:
+        """Endings of the annotation files that are opened beside WFDB records of a group."""
+        return rule.annotators if self.opens_labels else ()
 
 
 class LabelledFolder(NamedTuple):
@@ -265,12 +282,14 @@ def _scan_files(
     """A source with the recordings at a path. Raises UserError: no_input, not_found."""
     if path.is_dir():
         source = scan_folder(path)
-        rels = list(list_signal_files(source))
+        rels = list(list_signal_files(source, plan))
         if not rels:
+            advice = files.read_advice()
             raise input_error(
                 Reason.NO_INPUT,
                 "no recordings there",
                 f"expected {', '.join(SUFFIXES)}",
+                next((advice[end] for end in map(find_suffix, source.files) if end in advice), ""),
                 file=str(path),
             )
         return LabelledFolder(source, _find_label_files(source, plan)), rels
@@ -288,12 +307,13 @@ def _group_files(
 
     The files of a lone folder are joined, too, where the run reads more channels than each has.
     """
-    rule = FileRule(match=plan.mapping.match)
-    recordings = {rel: (SUFFIXES[find_suffix(rel)], rule) for rel in rels}
+    match = plan.mapping.match
+    stated = {"match": match} if match else {}
+    rules = {rel: _choose_rule(source, rel, plan).model_copy(update=stated) for rel in rels}
     names = files.name_joined(
         source,
-        recordings,
-        is_stated=bool(plan.mapping.match),
+        {rel: (_find_format(rel, rule), rule) for rel, rule in rules.items()},
+        is_stated=bool(match) or plan.states_files,
         least=1 if len(plan.options.read_channels) > 1 else 2,
     )
     groups: dict[str, list[str]] = {}
@@ -306,18 +326,64 @@ def _find_label_files(source: Source, plan: ReadingPlan) -> dict[str, tuple[Labe
     """Recording -> its label files, where labels are read."""
     if not plan.opens_labels:
         return {}
-    rels = dict.fromkeys(list_signal_files(source), FileRule())
-    return find_labels(source, rels, NO_RULES).files
+    rels = {rel: _choose_rule(source, rel, plan) for rel in list_signal_files(source, plan)}
+    return find_labels(source, rels, read_label_rules(plan.mapping)).files
 
 
-def list_signal_files(source: Source) -> Iterator[str]:
+def list_signal_files(source: Source, plan: ReadingPlan) -> list[str]:
     """Files of a folder that can be recordings.
 
     These are neither labels, by their names or without a signal, nor tables of a BIDS folder, nor
-    segments of a record, nor events of a session.
+    segments of a record, nor events of a session, nor tables of something else beside recordings.
+    Files of MATLAB are often copies: they count where the map names them or nothing else is there.
     """
-    suffixes = SUFFIXES.keys() - {".mat"}  # often copies of the recordings
-    rels = [rel for rel in (*source.files, *source.rejected) if find_suffix(rel) in suffixes]
+    rels = [
+        rel
+        for rel in (*source.files, *source.rejected)
+        if files.choose_format(rel, _find_rule(source, rel, plan))
+    ]
+    rels = list(_drop_parts(source, rels))
+    signals = [rel for rel in rels if plan.options.clock or not _is_other_table(source, rel)]
+    return signals or rels or list(files.list_matlab(source))
+
+
+def _find_rule(source: Source, rel: str, plan: ReadingPlan) -> FileRule | None:
+    """The first group of the map that fits a file.
+
+    Its path has as many folders as the pattern, which may begin above the folder that is given.
+    """
+    parts = (source.root / rel).absolute().parts
+    for rule in plan.mapping.files:
+        ending = "/".join(parts[-1 - rule.pattern.count("/") :])
+        if matches_pattern(rel, rule.pattern) or matches_pattern(ending, rule.pattern):
+            return rule
+    return None
+
+
+def _choose_rule(source: Source, rel: str, plan: ReadingPlan) -> FileRule:
+    """The group of the map that fits a file. Raises UserError (config)."""
+    rule = _find_rule(source, rel, plan)
+    if rule is None:
+        patterns = list_names([other.pattern for other in plan.mapping.files])
+        raise usage_error(
+            "no group of the map fits it",
+            f"expected {patterns}",
+            "Change `pattern` in [[files]] of --map",
+            file=rel,
+        )
+    return rule
+
+
+def _is_other_table(source: Source, rel: str) -> bool:
+    """Whether a file reads as a table, and not as one of samples."""
+    if SUFFIXES.get(find_suffix(rel)) != "table":
+        return False
+    facts = sniff_file(source, rel)
+    return facts is not None and not looks_like_samples(facts)
+
+
+def _drop_parts(source: Source, rels: Sequence[str]) -> Iterator[str]:
+    """The files that may hold signals, without those that belong to others."""
     segments = files.find_segments(source, [rel for rel in rels if find_suffix(rel) == ".hea"])
     segments |= find_later_parts(source, rels)
     segments |= find_label_arrays(source, rels).list_files()
@@ -362,13 +428,15 @@ def read_recording(
     Channels have their names in the run. Raises UserError naming the file.
     """
     with locate_errors(rel):
-        kind = _find_format(rel)
-        info = replace(_describe_file(rel, kind, plan), label_files=label_files)
+        rule = _choose_rule(source, rel, plan)
+        kind = _find_format(rel, rule)
+        info = replace(_describe_file(rel, kind, rule, plan), label_files=label_files)
         info, _ = files.add_descriptions(source, rel, kind, info)  # they name channels
-        names = _list_channels(source, rel, kind, info)
+        names = None if rule.channels else _list_channels(source, rel, kind, info)
         if names is not None:
             info = replace(info, channels=_choose_sources(names, plan))
-        return select_channels(_read_record(_make_unit(source, rel, kind, info, plan)), plan)
+        unit = _make_unit(source, rel, kind, info, plan.list_annotators(rule))
+        return select_channels(_read_record(unit), plan)
 
 
 def read_parts(
@@ -381,19 +449,24 @@ def read_parts(
     units: list[IngestUnit] = []
     for rel, beside in label_files.items():
         with locate_errors(rel):
-            kind = _find_format(rel)
-            info = replace(_describe_file(rel, kind, plan), label_files=beside)
-            units.append(_make_unit(source, rel, kind, describe_part(info, kind), plan))
+            rule = _choose_rule(source, rel, plan)
+            kind = _find_format(rel, rule)
+            info = replace(_describe_file(rel, kind, rule, plan), label_files=beside)
+            part = describe_part(info, kind)
+            units.append(_make_unit(source, rel, kind, part, plan.list_annotators(rule)))
     with locate_errors(name, replace=False):
-        whole = _describe_file(name, "edf", plan)
+        whole = _describe_recording(name, plan)
         shared = list_shared_labels(label_files.values())
         whole = replace(whole, recording_id=name, label_files=shared)
         return select_channels(_read_record(join_units(whole, units)), plan)
 
 
-def _find_format(rel: str) -> Format:
-    """The format of a file by its ending. Raises UserError: unsupported_format."""
-    kind = SUFFIXES.get(find_suffix(rel))
+def _find_format(rel: str, rule: FileRule) -> Format:
+    """The format of a file by its group in the map or its ending.
+
+    Raises UserError: unsupported_format.
+    """
+    kind = rule.format or SUFFIXES.get(find_suffix(rel))
     if kind is None:
         raise input_error(
             Reason.UNSUPPORTED_FORMAT,
@@ -411,7 +484,7 @@ def _choose_sources(names: Iterable[str], plan: ReadingPlan) -> dict[str, tuple[
 
 
 def _make_unit(
-    source: Source, rel: str, kind: Format, info: RecordingInfo, plan: ReadingPlan
+    source: Source, rel: str, kind: Format, info: RecordingInfo, endings: Sequence[str]
 ) -> IngestUnit:
     """The file, bound to the reader of its format. Raises UserError: sampling_rate."""
     if kind in {"npy", "mat"} and info.rate is None:
@@ -425,9 +498,7 @@ def _make_unit(
         )
     if kind == "wfdb":
         info = replace(info, unfilled=_is_unfilled(source, rel))
-    return files.make_unit(
-        source, rel, kind, info, annotators=("atr",) if plan.opens_labels else ()
-    )
+    return files.make_unit(source, rel, kind, info, annotators=endings)
 
 
 def _read_record(unit: IngestUnit) -> Record:
@@ -452,22 +523,33 @@ def _is_unfilled(source: Source, rel: str) -> bool:
     return bool(wfdb.find_unfilled(source, headers))
 
 
-def _describe_file(rel: str, kind: Format, plan: ReadingPlan) -> RecordingInfo:
-    """What a file does not state itself; the times of irregular samples are a channel."""
-    rate, time = plan.mapping.rate, plan.mapping.time
-    if plan.options.clock:
-        rate, time = plan.options.rate, ""
+def _describe_recording(name: str, plan: ReadingPlan) -> RecordingInfo:
+    """What is read of a recording, of whichever files."""
+    rules = read_label_rules(plan.mapping)
     return RecordingInfo(
-        recording_id=PurePosixPath(strip_suffix(rel)).name,
+        recording_id=name,
         subject_id="unknown",
-        rate=rate if kind in {"table", "npy", "mat"} else None,
-        time=time,
-        clock=plan.mapping.clock,
-        label_rules=LabelRules(words=dict(plan.labels or {})),
+        label_rules=rules._replace(words={**(rules.words or {}), **(plan.labels or {})}),
         points=plan.points,
         units=plan.mapping.units,
-        delimiter=plan.mapping.delimiter,
         keep_dates=True,  # `select_channels` keeps the time of day
+    )
+
+
+def _describe_file(rel: str, kind: Format, rule: FileRule, plan: ReadingPlan) -> RecordingInfo:
+    """What a file does not state itself; the times of irregular samples are a channel."""
+    info = _describe_recording(PurePosixPath(strip_suffix(rel)).name, plan)
+    info = files.apply_rule(info, rule)
+    mapping = plan.mapping
+    rate, time = mapping.rate or info.rate, mapping.time or info.time
+    if plan.options.clock:
+        rate, time = plan.options.rate, ""
+    return replace(
+        info,
+        rate=rate if kind in {"table", "npy", "mat"} else info.rate,
+        time=time,
+        clock=mapping.clock or info.clock,
+        delimiter=mapping.delimiter or info.delimiter,
     )
 
 
