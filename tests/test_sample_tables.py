@@ -1477,6 +1477,38 @@ def test_slow_columns_that_are_filled_up_have_their_own_rate(tmp_path: Path) -> 
     assert (len(built), built.channels) == (3, 3)
 
 
+@pytest.mark.parametrize("first", [3, 10, 17, 57])
+def test_a_slow_column_may_begin_behind_the_first_row(tmp_path: Path, first: int) -> None:
+    heart = pd.Series(np.nan, range(ROWS))
+    heart[first::20] = np.arange(len(heart[first::20])) + 60.0
+    frame = pd.DataFrame({"Time": np.arange(ROWS) / 100, "ECG": WAVE, "HR": heart})
+    record = read(tmp_path, "case.csv", frame.to_csv(index=False))
+    found = {signal.channel: signal for signal in record.signals}
+    assert (found["HR"].rate, found["ECG"].rate) == (5, 100)
+    times = found["HR"].onset + np.arange(len(found["HR"].samples)) / 5
+    seen = ~np.isnan(found["HR"].samples)
+    wanted = heart.dropna()
+    np.testing.assert_array_equal(found["HR"].samples[seen], wanted)
+    off = times[seen] - frame["Time"][wanted.index]
+    assert np.abs(off).max() <= 0.1 + 1e-9, "half a sample of the slow channel"
+    assert len(tokens.build(tmp_path / "cache", out=tmp_path / "tokens", window=100)) == 3
+
+
+def test_numbered_channels_of_an_amplifier_count_milliseconds(tmp_path: Path) -> None:
+    names = [f"channel{k}" for k in range(1, 9)]  # UCI, EMG data for gestures
+    frame = pd.DataFrame(dict.fromkeys(names, WAVE) | {"class": np.arange(ROWS) // 100})
+    frame.insert(0, "time", np.arange(1, ROWS + 1))
+    record = read(tmp_path, "1_raw.txt", frame.to_csv(index=False, sep="\t"))
+    assert {(signal.channel, signal.rate) for signal in record.signals} == {
+        (n, 1000) for n in names
+    }
+    notes = [(round(n.onset, 6), round(n.duration, 6), n.label) for n in record.annotations]
+    assert notes == [(0.0, 0.1, "0"), (0.1, 0.1, "1"), (0.2, 0.1, "2")]
+    frame = frame[["time", "channel1", "class"]]  # of one sensor seconds are as likely
+    record = read(tmp_path / "one", "1_raw.txt", frame.to_csv(index=False, sep="\t"))
+    assert record.signals[0].rate == 1
+
+
 @pytest.mark.parametrize("delay", [0.0, 0.001])
 def test_a_line_of_an_event_is_no_sample(tmp_path: Path, delay: float) -> None:
     def row(i: int, value: float) -> str:

@@ -34,6 +34,8 @@ CLOCK_WORDS = set(WORDS["clock"])
 FIRST_WORDS = {*CLOCK_WORDS, *UNIT_OF_WORD, *WORDS["clock_first"]}
 INDEX_WORDS = set(WORDS["index"])
 FAST_WORDS, FEATURE_WORDS = set(WORDS["fast"]), set(WORDS["features"])
+NUMBERED = re.compile(r"(?i)(?:ch|chan|channel|electrode)[ _.-]?\d+")
+LEAST_NUMBERED = 4  # channels of an amplifier
 SLOWEST, FASTEST = 0.01, 50_000.0  # Hz, plausible
 SLOWEST_STATED = 1e-5  # Hz, where the unit is stated: a value a day
 USUAL = (1.0, 2500.0)  # Hz, of a regular clock
@@ -108,9 +110,14 @@ def is_clock_name(header: str) -> bool:
 
 
 def _need_fast_clock(headers: Iterable[str]) -> bool:
-    """Whether channels are called as those of muscles, hearts and brains, and none as a feature."""
+    """Whether channels are called as those of muscles, hearts and brains, or are the numbered ones
+    of an amplifier, and none as a feature.
+    """
+    headers = list(headers)
     words = set(chain.from_iterable(map(split_words, headers)))
-    return not FAST_WORDS.isdisjoint(words) and FEATURE_WORDS.isdisjoint(words)
+    numbered = sum(NUMBERED.fullmatch(header) is not None for header in headers)
+    is_fast = numbered >= LEAST_NUMBERED or not FAST_WORDS.isdisjoint(words)
+    return is_fast and FEATURE_WORDS.isdisjoint(words)
 
 
 def is_index_name(header: str) -> bool:

@@ -496,9 +496,12 @@ def _cut_signals(
     signals = []
     for k, (name, column) in enumerate(zip(table.names, table.values.T, strict=True)):
         samples = narrow_samples(column, name)
-        step = 1 if parts[1:] or name == STATES else timing.find_stride(samples)
+        is_whole = name == STATES or len(parts) > 1
         for first, stop, onset in parts:
-            signals.append(table.make_signal(k, rate / step, samples[first:stop:step], onset))
+            values, step = samples[first:stop], 1
+            if not is_whole:
+                values, step = timing.drop_empty_rows(values)
+            signals.append(table.make_signal(k, rate / step, values, onset))
     return signals
 
 

@@ -318,12 +318,22 @@ def find_extra_rows(seconds: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.asarray(is_empty & (np.isnan(seconds) | is_between))
 
 
-def find_stride(column: np.ndarray) -> int:
-    """The rows from value to value of a slow channel that is filled up with empty cells; else 1."""
+def drop_empty_rows(column: np.ndarray) -> tuple[np.ndarray, int]:
+    """A slow channel that is filled up with empty cells, and the rows from value to value.
+
+    Values lie up to half a step off their rows, so that it begins with the other channels. Another
+    column stays as it is, with a step of 1.
+    """
     filled = np.flatnonzero(~np.isnan(column))
-    step = int(np.gcd.reduce(filled))
-    is_slow = filled.size >= LEAST_ROWS and 2 * step * filled.size > filled[-1]
-    return step if is_slow else 1
+    if filled.size < LEAST_ROWS:
+        return column, 1
+    rows = filled - filled[0]
+    step = int(np.gcd.reduce(rows))
+    if 2 * step * filled.size <= rows[-1]:
+        return column, 1
+    first = int(filled[0]) % step
+    values = column[first::step]
+    return (np.append(np.float32(np.nan), values) if 2 * first > step else values), step
 
 
 def place_on_grid(
