@@ -18,6 +18,7 @@ from bitimely_core import tokens
 from bitimely_core.cache import ingest, open_cache
 from bitimely_core.errors import UserError
 from bitimely_core.formats.matlab import read_array
+from bitimely_core.types import Record
 
 DATA = SAMPLES / "complete"
 
@@ -399,3 +400,68 @@ def test_matlab_files_alone_say_what_they_need(
     whole = " ".join(finding.message for finding in (caught.value.finding, *caught.value.details))
     assert said in whole
     assert str(tmp_path) not in whole.split("--init-map")[0].split("Write one")[0]
+
+
+def store_matlab(folder: Path, arrays: dict[str, Any], text: str = "", **options: Any) -> Record:
+    """The recording of a file of MATLAB; `text`: a map."""
+    (folder / "raw").mkdir()
+    scipy.io.savemat(folder / "raw" / "a.mat", arrays, **options)
+    (folder / "map.toml").write_text(text)
+    chosen = {"options": {"map": str(folder / "map.toml")}} if text else {}
+    assert ingest("generic", folder / "raw", folder / "cache", **chosen)["exit_code"] == 0
+    (record,) = open_cache(folder / "cache").records()
+    return record
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("word", ["ch_names", "label", "Channels"])
+@pytest.mark.parametrize("kind", [object, str])
+def test_texts_of_a_matlab_file_name_its_channels(
+    tmp_path: Path, kind: type, word: str, *, packed: bool
+) -> None:
+    names = ["Fp1", "EEG Fpz-Cz", "Ö2"]
+    values = np.random.default_rng(0).normal(size=(3, 400))
+    arrays = {"eeg": values, "fs": 100.0, word: np.array(names, kind)}
+    record = store_matlab(tmp_path, arrays, do_compression=packed)
+    assert [signal.channel for signal in record.signals] == names
+    for signal, row in zip(record.signals, values, strict=True):
+        np.testing.assert_array_equal(signal.samples, row.astype("f4"))
+
+
+@pytest.mark.parametrize(
+    "names", [["a", "a", "b"], ["a", "", "b"], ["a", 1, "b"], ["a", np.array(["b"], object), "c"]]
+)
+def test_cells_that_name_no_channels_are_left(tmp_path: Path, names: list[Any]) -> None:
+    cells = np.empty(3, object)
+    cells[:] = names
+    record = store_matlab(tmp_path, {"x": np.ones((400, 3)), "fs": 100.0, "names": cells})
+    assert [signal.channel for signal in record.signals] == ["channel 1", "channel 2", "channel 3"]
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_numbered_arrays_are_trials_of_one_recording(tmp_path: Path, *, beside: bool) -> None:
+    rng = np.random.default_rng(1)  # SEED has 15, of which the last comes before the second by name
+    trials = {f"xy_eeg{k}": rng.normal(size=(4, 200 * (k + 1))) for k in (1, 2, 10)}
+    arrays = dict(reversed(trials.items()))
+    text = '[[files]]\npattern = "*.mat"\nrate = 200\n'
+    wanted = ["eeg1", "eeg2", "eeg10"]
+    if beside:
+        arrays["label"], wanted = np.array([[1.0, -1.0, 0.0]]), ["1", "-1", "0"]
+    record = store_matlab(tmp_path, arrays, text)
+    assert [note.label for note in record.annotations] == wanted
+    for note, values in zip(record.annotations, trials.values(), strict=True):
+        assert note.duration == values.shape[1] / 200
+        segment = [signal for signal in record.signals if signal.onset == note.onset]
+        np.testing.assert_array_equal([s.samples for s in segment], values.astype("f4"))
+    windows = tokens.build(tmp_path / "cache", out=tmp_path / "tokens", window=200)
+    assert len(windows) == 2 + 3 + 11, "no window spans two trials"
+
+
+def test_numbered_arrays_of_other_channels_or_without_a_rate_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    arrays = {"x1": np.ones((4, 300)), "x2": np.ones((5, 300))}
+    for content, message in (({}, "needs --map with a rate"), ({"fs": 50.0}, "of 4, 5 channels")):
+        scipy.io.savemat(tmp_path / "raw" / "a.mat", arrays | content)
+        with pytest.raises(UserError) as caught:
+            ingest("generic", tmp_path / "raw", tmp_path / "cache")
+        assert message in f"{caught.value} {caught.value.details}"

@@ -4,8 +4,8 @@ scipy decodes them after every size in the file has been checked.
 
 A file is a header of 128 bytes and elements, each a tag (type, bytes) and a body: a matrix, or a
 compressed one. A matrix holds flags, dimensions, a name and values, each with a tag of its own.
-Only matrices of real numbers are decoded: texts, cells, structs, sparse matrices, functions and
-objects are named, never built. What a tag states must be there, and equal to what the dimensions
+Only matrices of real numbers are decoded, and texts, alone or in cells, where names are looked for:
+structs, sparse matrices, functions and objects are named, never built. What a tag states must be there, and equal to what the dimensions
 state, before anything is allocated.
 """
 
@@ -47,7 +47,11 @@ NUMBERS = (
 )
 CONTAINERS = ("cell array", "struct", "object", "text", "sparse matrix")
 KINDS = dict(enumerate((*CONTAINERS, *NUMBERS, "function", "opaque object"), 1))
+TEXTS = {"cell array", "text"}
 COMPLEX = 0x08  # flag
+# type of characters -> their encoding; uint16 and UTF-16 by the byte order of the file
+ENCODINGS = {1: "latin-1", 2: "latin-1", 4: "utf-16", 16: "utf-8", 17: "utf-16"}
+NUMBERED = re.compile(r"(.*?)_?(\d+)")
 NAME = re.compile(r"[A-Za-z]\w{0,254}", re.ASCII)
 MARK = re.compile(rb"(?:\x00\x01|\x01\x00)(?:IM|MI)")  # version and byte order
 MAX_BYTES = (1 << 31) - 1  # of a file: the format holds no larger matrix
@@ -125,6 +129,81 @@ def read_channels(path: Path, beside: Collection[str]) -> dict[str, np.ndarray]:
         if len(numeric) < 2 or not are_vectors:
             return {}
         return {variable.name: _decode(variable, data).reshape(-1) for variable in numeric}
+
+
+def read_trials(path: Path, beside: Collection[str]) -> dict[str, np.ndarray]:
+    """Name -> array of two dimensions, of a file that holds several called by one word and numbers,
+    in the order of these, and no other array; {}: it holds none.
+
+    `beside`: as for `read_channels`. Raises UserError: as `read_array`.
+    """
+    with translate_read_errors(path):
+        data = _read_bytes(path)
+        numeric = _list_numeric(list_variables(data).values(), beside)
+        numeric.sort(key=lambda variable: _split_number(variable.name))
+        stems = {_split_number(variable.name)[0] for variable in numeric}
+        are_arrays = all(len(v.shape) == 2 and min(v.shape) > 1 for v in numeric)
+        if len(numeric) < 2 or len(stems) > 1 or not are_arrays:
+            return {}
+        return {variable.name: _decode(variable, data) for variable in numeric}
+
+
+def _split_number(name: str) -> tuple[str, int]:
+    """The words and the number of a name; -1: it ends without."""
+    match = NUMBERED.fullmatch(name)
+    return (match[1], int(match[2])) if match else (name, -1)
+
+
+def read_texts(path: Path, names: Collection[str]) -> tuple[str, ...]:
+    """The cells or the rows of the texts that are called as one of `names` (in small letters);
+    (): there are none, or other values among them.
+
+    Raises UserError: as `read_array`.
+    """
+    with translate_read_errors(path):
+        data = _read_bytes(path)
+        for variable in list_variables(data).values():
+            if variable.kind in TEXTS and variable.name.lower() in names:
+                element = _inflate(variable, data) if variable.packed else bytes(variable.body)
+                return _read_cells(element, _find_order(data))
+    return ()
+
+
+def _read_cells(element: bytes, order: str) -> tuple[str, ...]:
+    """The texts of a matrix of cells or of characters, with its tag."""
+    kind, shape, place = _read_matrix_head(element, order)
+    if kind == "text":
+        return tuple(_read_rows(element, order))
+    rows: list[Sequence[str]] = []
+    for _ in range(min(math.prod(shape), len(element))):
+        tag = _read_tag(element, place, order)
+        rows.append(_read_rows(element[place : tag.end], order))
+        place = tag.following
+    are_texts = all(len(cell) == 1 for cell in rows)
+    return tuple(cell[0] for cell in rows) if are_texts else ()
+
+
+def _read_rows(element: bytes, order: str) -> Sequence[str]:
+    """The rows of a matrix of characters, which lie column by column; () of another matrix."""
+    kind, shape, place = _read_matrix_head(element, order)
+    if kind != "text" or len(shape) < 2 or not math.prod(shape):
+        return ()
+    tag = _read_tag(element, place, order)
+    encoding = ENCODINGS.get(tag.kind, "latin-1")
+    encoding += {"<": "-le", ">": "-be"}[order] if encoding == "utf-16" else ""
+    text = element[tag.start : tag.end].decode(encoding, "replace")
+    return [text[row :: shape[0]].strip() for row in range(min(shape[0], len(text)))]
+
+
+def _read_matrix_head(element: bytes, order: str) -> tuple[str, tuple[int, ...], int]:
+    """Kind and shape of a matrix, and where its values begin."""
+    end = len(element)
+    flags, place = _read_part(element, 8, end, order, 6)
+    dimensions, place = _read_part(element, place, end, order, 5)
+    _, place = _read_part(element, place, end, order, 1)
+    shape = struct.unpack_from(f"{order}{len(dimensions) // 4}i", dimensions)
+    kind = KINDS.get(flags[0 if order == "<" else 3], "") if len(flags) == 8 else ""
+    return kind, shape, place
 
 
 def _list_numeric(

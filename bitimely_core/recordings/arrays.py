@@ -23,10 +23,10 @@ from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.formats.text import sanitize_label
 from bitimely_core.formats.units import find_rate_fault, narrow_samples
 from bitimely_core.recordings.mapping import RecordingInfo, find_suffix, strip_suffix
-from bitimely_core.recordings.pieces import name_epochs, place_in_row, report_epochs
+from bitimely_core.recordings.pieces import EPOCH_GAP, name_epochs, place_in_row, report_epochs
 from bitimely_core.recordings.selection import make_record, report_missing
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.types import Record, Signal, find_only
+from bitimely_core.types import Annotation, Record, Signal, find_only
 
 # of the names of arrays: what is left tells which labels are of which samples
 SAMPLE_WORDS = {"x", "data", "epochs", "epo", "raw", "eeg", "signals", "trials"}
@@ -318,9 +318,14 @@ def _find_names(arrays: Mapping[str, np.ndarray]) -> tuple[str, ...]:
     """The names of the channels, where one array holds them; (): none, or two are equal."""
     for name, array in arrays.items():
         if name.lower() in NAME_WORDS and array.dtype.kind == "U" and array.ndim < 2:
-            texts = tuple(map(sanitize_label, np.atleast_1d(array).tolist()))
-            return texts if len({*texts, ""}) > len(texts) else ()
+            return _check_names(np.atleast_1d(array).tolist())
     return ()
+
+
+def _check_names(texts: Iterable[str]) -> tuple[str, ...]:
+    """Texts as names of channels; () where two are equal or one is empty."""
+    names = tuple(map(sanitize_label, texts))
+    return names if len({*names, ""}) > len(names) else ()
 
 
 @contextmanager
@@ -361,6 +366,10 @@ def _load_npy(path: Path) -> np.ndarray:
 def read_mat(path: Path, rel: str, info: RecordingInfo) -> Record:
     """An array of a MATLAB file, as `read_npy`; epochs may also be the last of three dimensions."""
     with locate_errors(rel):
+        trials = _read_trials(path, info)
+        if trials:
+            labels = matlab.read_vector(path, ARRAY_LABELS, len(trials))
+            return _make_trials(trials, rel, _read_names(path, info, trials.values()), labels)
         values, names = find_samples(path, info)
         if names:
             info = _name_channels(info, names, values.shape)
@@ -369,6 +378,7 @@ def read_mat(path: Path, rel: str, info: RecordingInfo) -> Record:
             problem = f"is an array of {' x '.join(map(str, values.shape))}"
             wanted = "expected [samples, channels] or [channels, samples]"
             raise input_error(Reason.DIMENSIONS, problem, wanted, field="variable")
+        info = _read_names(path, info, [values])
         if values.ndim == 3:
             if _has_epochs_last(values.shape, info):
                 values = np.moveaxis(values, 2, 0)
@@ -376,6 +386,59 @@ def read_mat(path: Path, rel: str, info: RecordingInfo) -> Record:
             return _make_epochs(values, rel, info, labels)
         turned = is_turned(values.shape, info)
         return _make_mat_record(path, rel, info, values.T if turned else values)
+
+
+def check_samples(path: Path, info: RecordingInfo) -> None:
+    """Raises UserError for a MATLAB file without samples: as `matlab.read_array`."""
+    if not _read_trials(path, info):
+        find_samples(path, info)
+
+
+def _read_trials(path: Path, info: RecordingInfo) -> dict[str, np.ndarray]:
+    return {} if info.variable else matlab.read_trials(path, ARRAY_LABELS | TIME_WORDS)
+
+
+def _read_names(path: Path, info: RecordingInfo, arrays: Iterable[np.ndarray]) -> RecordingInfo:
+    """`info` with the channels as texts in a MATLAB file call them; `label`, which those of epochs
+    may be called, too, is that of the channels of FieldTrip.
+    """
+    for values in arrays:
+        words = NAME_WORDS if values.ndim == 3 else NAME_WORDS | {"label", "labels"}
+        names = _check_names(matlab.read_texts(path, words))
+        return _name_channels(info, names, values.shape)
+    return info
+
+
+def _make_trials(
+    trials: Mapping[str, np.ndarray], rel: str, info: RecordingInfo, labels: np.ndarray | None
+) -> Record:
+    """Arrays of one recording as segments, each under an annotation with its class in `labels`, or
+    with the last word and the number of its name: `eeg1` of `xy_eeg1`.
+
+    Raises UserError: dimensions, physical_range.
+    """
+    tables = [table.T if is_turned(table.shape, info) else table for table in trials.values()]
+    widths = {table.shape[1] for table in tables}
+    if len(widths) > 1:
+        problem = f"holds arrays of {', '.join(map(str, sorted(widths)))} channels"
+        hint = "Name one: `variable` in [[files]] of the map"
+        raise input_error(Reason.DIMENSIONS, problem, "expected one number", hint)
+    names = [re.sub(r"^.*_(?=[A-Za-z]+_?\d+$)", "", name) for name in trials]
+    if labels is not None:
+        names = [_name_class(label) or "" for label in labels.tolist()]
+    signals: list[Signal] = []
+    notes: list[Annotation] = []
+    onset = 0.0
+    for name, table in zip(names, tables, strict=True):
+        seconds = len(table) / (info.rate or 1.0)
+        signals += [s._replace(onset=onset) for s in _make_array_signals(table, info)]
+        notes.append(Annotation(onset, seconds, name))
+        onset += seconds + EPOCH_GAP
+    problem = f"holds {len(tables)} arrays, '{names[0]}' to '{names[-1]}'"
+    action = f"each is a segment under its name, one after the other, {EPOCH_GAP:g} s apart"
+    finding = Finding(Reason.DISCONTINUOUS, problem, action, level="info", count=len(tables))
+    findings = [*report_missing(signals, "values are NaN"), finding]
+    return make_record(rel, replace(info, notes=(*info.notes, *notes)), signals, findings=findings)
 
 
 def find_samples(path: Path, info: RecordingInfo) -> tuple[np.ndarray, tuple[str, ...]]:

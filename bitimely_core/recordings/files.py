@@ -26,7 +26,7 @@ from bitimely_core.formats.source import Source, locate_errors, report_unclaimed
 from bitimely_core.formats.stage_texts import EPOCH
 from bitimely_core.formats.table_facts import TableFacts, looks_like_samples
 from bitimely_core.recordings import readers, unmatched
-from bitimely_core.recordings.arrays import find_label_arrays, find_rate, find_samples, read_npy
+from bitimely_core.recordings.arrays import check_samples, find_label_arrays, find_rate, read_npy
 from bitimely_core.recordings.channels import list_choices, list_plain
 from bitimely_core.recordings.folder_tables import (
     PARTICIPANTS,
@@ -692,7 +692,7 @@ def _require_rate(source: Source, rel: str, kind: Format, info: RecordingInfo) -
     if rate is None:
         if kind == "mat":
             with locate_errors(rel):
-                find_samples(source.path(rel), info)
+                check_samples(source.path(rel), info)
         wanted = "needs --map with a rate (`rate` in [[files]])"
         raise usage_error("has no sampling rate", wanted, suggest_map(source))
     return rate
