@@ -5,8 +5,8 @@ scipy decodes them after every size in the file has been checked.
 A file is a header of 128 bytes and elements, each a tag (type, bytes) and a body: a matrix, or a
 compressed one. A matrix holds flags, dimensions, a name and values, each with a tag of its own.
 Only matrices of real numbers are decoded, and texts, alone or in cells, where names are looked for:
-structs, sparse matrices, functions and objects are named, never built. What a tag states must be there, and equal to what the dimensions
-state, before anything is allocated.
+structs, sparse matrices, functions and objects are named, never built. What a tag states must be
+there, and equal to what the dimensions state, before anything is allocated.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import struct
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,7 +51,8 @@ KINDS = dict(enumerate((*CONTAINERS, *NUMBERS, "function", "opaque object"), 1))
 TEXTS = {"cell array", "text"}
 COMPLEX = 0x08  # flag
 # type of characters -> their encoding; uint16 and UTF-16 by the byte order of the file
-ENCODINGS = {1: "latin-1", 2: "latin-1", 4: "utf-16", 16: "utf-8", 17: "utf-16"}
+ENCODINGS = {1: "latin-1", 2: "latin-1", 4: "utf-16-{}", 16: "utf-8", 17: "utf-16-{}"}
+ORDERS = {"<": "le", ">": "be"}
 NUMBERED = re.compile(r"(.*?)_?(\d+)")
 NAME = re.compile(r"[A-Za-z]\w{0,254}", re.ASCII)
 MARK = re.compile(rb"(?:\x00\x01|\x01\x00)(?:IM|MI)")  # version and byte order
@@ -164,8 +166,7 @@ def read_texts(path: Path, names: Collection[str]) -> tuple[str, ...]:
         data = _read_bytes(path)
         for variable in list_variables(data).values():
             if variable.kind in TEXTS and variable.name.lower() in names:
-                element = _inflate(variable, data) if variable.packed else bytes(variable.body)
-                return _read_cells(element, _find_order(data))
+                return _read_cells(_read_element(variable, data), _find_order(data))
     return ()
 
 
@@ -179,8 +180,8 @@ def _read_cells(element: bytes, order: str) -> tuple[str, ...]:
         tag = _read_tag(element, place, order)
         rows.append(_read_rows(element[place : tag.end], order))
         place = tag.following
-    are_texts = all(len(cell) == 1 for cell in rows)
-    return tuple(cell[0] for cell in rows) if are_texts else ()
+    are_texts = set(map(len, rows)) == {1}
+    return tuple(chain.from_iterable(rows)) if are_texts else ()
 
 
 def _read_rows(element: bytes, order: str) -> Sequence[str]:
@@ -189,8 +190,7 @@ def _read_rows(element: bytes, order: str) -> Sequence[str]:
     if kind != "text" or len(shape) < 2 or not math.prod(shape):
         return ()
     tag = _read_tag(element, place, order)
-    encoding = ENCODINGS.get(tag.kind, "latin-1")
-    encoding += {"<": "-le", ">": "-be"}[order] if encoding == "utf-16" else ""
+    encoding = ENCODINGS.get(tag.kind, "latin-1").format(ORDERS[order])
     text = element[tag.start : tag.end].decode(encoding, "replace")
     return [text[row :: shape[0]].strip() for row in range(min(shape[0], len(text)))]
 
@@ -202,8 +202,8 @@ def _read_matrix_head(element: bytes, order: str) -> tuple[str, tuple[int, ...],
     dimensions, place = _read_part(element, place, end, order, 5)
     _, place = _read_part(element, place, end, order, 1)
     shape = struct.unpack_from(f"{order}{len(dimensions) // 4}i", dimensions)
-    kind = KINDS.get(flags[0 if order == "<" else 3], "") if len(flags) == 8 else ""
-    return kind, shape, place
+    word = struct.unpack_from(f"{order}I", flags.ljust(4, b"\0"))[0]
+    return KINDS.get(word & 0xFF, ""), shape, place
 
 
 def _list_numeric(
@@ -393,7 +393,7 @@ def _decode(variable: MatlabVariable, data: bytes) -> np.ndarray:
     """The values of a checked matrix."""
     import scipy.io
 
-    element = _inflate(variable, data) if variable.packed else bytes(variable.body)
+    element = _read_element(variable, data)
     # without the place of objects
     plain = io.BytesIO(data[:116] + bytes(8) + data[124:HEADER] + element)
     try:
@@ -405,6 +405,11 @@ def _decode(variable: MatlabVariable, data: bytes) -> np.ndarray:
     if not is_numeric or value.shape != variable.shape:
         raise _corrupt_error("is not what its head states")
     return value
+
+
+def _read_element(variable: MatlabVariable, data: bytes) -> bytes:
+    """The element of a matrix, with its tag."""
+    return _inflate(variable, data) if variable.packed else bytes(variable.body)
 
 
 def _inflate(variable: MatlabVariable, data: bytes) -> bytes:

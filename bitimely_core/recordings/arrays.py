@@ -369,7 +369,8 @@ def read_mat(path: Path, rel: str, info: RecordingInfo) -> Record:
         trials = _read_trials(path, info)
         if trials:
             labels = matlab.read_vector(path, ARRAY_LABELS, len(trials))
-            return _make_trials(trials, rel, _read_names(path, info, trials.values()), labels)
+            info = _read_names(path, info, next(iter(trials.values())))
+            return _make_trials(trials, rel, info, labels)
         values, names = find_samples(path, info)
         if names:
             info = _name_channels(info, names, values.shape)
@@ -378,7 +379,7 @@ def read_mat(path: Path, rel: str, info: RecordingInfo) -> Record:
             problem = f"is an array of {' x '.join(map(str, values.shape))}"
             wanted = "expected [samples, channels] or [channels, samples]"
             raise input_error(Reason.DIMENSIONS, problem, wanted, field="variable")
-        info = _read_names(path, info, [values])
+        info = _read_names(path, info, values)
         if values.ndim == 3:
             if _has_epochs_last(values.shape, info):
                 values = np.moveaxis(values, 2, 0)
@@ -398,15 +399,20 @@ def _read_trials(path: Path, info: RecordingInfo) -> dict[str, np.ndarray]:
     return {} if info.variable else matlab.read_trials(path, ARRAY_LABELS | TIME_WORDS)
 
 
-def _read_names(path: Path, info: RecordingInfo, arrays: Iterable[np.ndarray]) -> RecordingInfo:
+def _read_names(path: Path, info: RecordingInfo, values: np.ndarray) -> RecordingInfo:
     """`info` with the channels as texts in a MATLAB file call them; `label`, which those of epochs
     may be called, too, is that of the channels of FieldTrip.
     """
-    for values in arrays:
-        words = NAME_WORDS if values.ndim == 3 else NAME_WORDS | {"label", "labels"}
-        names = _check_names(matlab.read_texts(path, words))
-        return _name_channels(info, names, values.shape)
-    return info
+    words = NAME_WORDS if values.ndim == 3 else NAME_WORDS | {"label", "labels"}
+    names = _check_names(matlab.read_texts(path, words))
+    return _name_channels(info, names, values.shape)
+
+
+def _name_trials(trials: Iterable[str], labels: np.ndarray | None) -> list[str]:
+    """The texts of trials: their classes, else the last word and the number of their names."""
+    if labels is not None:
+        return [_name_class(label) or "" for label in labels.tolist()]
+    return [re.sub(r"^.*_(?=[A-Za-z]+_?\d+$)", "", name) for name in trials]
 
 
 def _make_trials(
@@ -423,9 +429,7 @@ def _make_trials(
         problem = f"holds arrays of {', '.join(map(str, sorted(widths)))} channels"
         hint = "Name one: `variable` in [[files]] of the map"
         raise input_error(Reason.DIMENSIONS, problem, "expected one number", hint)
-    names = [re.sub(r"^.*_(?=[A-Za-z]+_?\d+$)", "", name) for name in trials]
-    if labels is not None:
-        names = [_name_class(label) or "" for label in labels.tolist()]
+    names = _name_trials(trials, labels)
     signals: list[Signal] = []
     notes: list[Annotation] = []
     onset = 0.0

@@ -93,6 +93,7 @@ HOW_RESAMPLED = {
 LABEL_REASONS = {Reason.UNKNOWN_LABEL, Reason.ANNOTATION_OVERLAP}
 NEIGHBOURS = 100  # headers beside a record whose checksums are looked at
 ANONYMOUS = "1985-01-01"  # the date of EDF files whose start is not told
+OF_ALL = {"rate", "time", "clock", "delimiter", "match"}  # keys of `ChannelMap` for all files
 UNLABELLED = ""  # the only class of the epochs that windows are cut from
 
 
@@ -171,11 +172,6 @@ class ReadingPlan(NamedTuple):
     mapping: ChannelMap
     labels: Mapping[str, str] | None = None
     points: bool = False  # the times of annotations without a duration, and not their texts
-
-    @property
-    def states_files(self) -> bool:
-        """Whether the map has groups of files."""
-        return "files" in self.mapping.model_fields_set
 
     @property
     def opens_labels(self) -> bool:
@@ -284,12 +280,12 @@ def _scan_files(
         source = scan_folder(path)
         rels = list(list_signal_files(source, plan))
         if not rels:
-            advice = files.read_advice()
+            ending = find_suffix(next(iter(source.files), ""))
             raise input_error(
                 Reason.NO_INPUT,
                 "no recordings there",
                 f"expected {', '.join(SUFFIXES)}",
-                next((advice[end] for end in map(find_suffix, source.files) if end in advice), ""),
+                files.read_advice().get(ending, ""),
                 file=str(path),
             )
         return LabelledFolder(source, _find_label_files(source, plan)), rels
@@ -307,13 +303,11 @@ def _group_files(
 
     The files of a lone folder are joined, too, where the run reads more channels than each has.
     """
-    match = plan.mapping.match
-    stated = {"match": match} if match else {}
-    rules = {rel: _choose_rule(source, rel, plan).model_copy(update=stated) for rel in rels}
+    rules = {rel: _choose_rule(source, rel, plan) for rel in rels}
     names = files.name_joined(
         source,
         {rel: (_find_format(rel, rule), rule) for rel, rule in rules.items()},
-        is_stated=bool(match) or plan.states_files,
+        is_stated=not {"match", "files"}.isdisjoint(plan.mapping.model_fields_set),
         least=1 if len(plan.options.read_channels) > 1 else 2,
     )
     groups: dict[str, list[str]] = {}
@@ -361,7 +355,10 @@ def _find_rule(source: Source, rel: str, plan: ReadingPlan) -> FileRule | None:
 
 
 def _choose_rule(source: Source, rel: str, plan: ReadingPlan) -> FileRule:
-    """The group of the map that fits a file. Raises UserError (config)."""
+    """The group of the map that fits a file, with what the map states of all of them.
+
+    Raises UserError (config).
+    """
     rule = _find_rule(source, rel, plan)
     if rule is None:
         patterns = list_names([other.pattern for other in plan.mapping.files])
@@ -371,7 +368,7 @@ def _choose_rule(source: Source, rel: str, plan: ReadingPlan) -> FileRule:
             "Change `pattern` in [[files]] of --map",
             file=rel,
         )
-    return rule
+    return rule.model_copy(update=plan.mapping.model_dump(include=OF_ALL, exclude_defaults=True))
 
 
 def _is_other_table(source: Source, rel: str) -> bool:
@@ -540,17 +537,9 @@ def _describe_file(rel: str, kind: Format, rule: FileRule, plan: ReadingPlan) ->
     """What a file does not state itself; the times of irregular samples are a channel."""
     info = _describe_recording(PurePosixPath(strip_suffix(rel)).name, plan)
     info = files.apply_rule(info, rule)
-    mapping = plan.mapping
-    rate, time = mapping.rate or info.rate, mapping.time or info.time
-    if plan.options.clock:
-        rate, time = plan.options.rate, ""
-    return replace(
-        info,
-        rate=rate if kind in {"table", "npy", "mat"} else info.rate,
-        time=time,
-        clock=mapping.clock or info.clock,
-        delimiter=mapping.delimiter or info.delimiter,
-    )
+    if kind not in {"table", "npy", "mat"}:  # they state it, and are resampled
+        return replace(info, rate=None)
+    return replace(info, rate=plan.options.rate, time="") if plan.options.clock else info
 
 
 def _list_channels(
