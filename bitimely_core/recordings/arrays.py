@@ -432,17 +432,18 @@ def _make_trials(
     names = _name_trials(trials, labels)
     signals: list[Signal] = []
     notes: list[Annotation] = []
-    onset = 0.0
+    begin = 0.0
     for name, table in zip(names, tables, strict=True):
         seconds = len(table) / (info.rate or 1.0)
-        signals += [s._replace(onset=onset) for s in _make_array_signals(table, info)]
-        notes.append(Annotation(onset, seconds, name))
-        onset += seconds + EPOCH_GAP
+        signals += [s._replace(onset=begin) for s in _make_array_signals(table, info)]
+        notes.append(Annotation(begin, seconds, name))
+        begin += seconds + EPOCH_GAP
     problem = f"holds {len(tables)} arrays, '{names[0]}' to '{names[-1]}'"
     action = f"each is a segment under its name, one after the other, {EPOCH_GAP:g} s apart"
     finding = Finding(Reason.DISCONTINUOUS, problem, action, level="info", count=len(tables))
-    findings = [*report_missing(signals, "values are NaN"), finding]
-    return make_record(rel, replace(info, notes=(*info.notes, *notes)), signals, findings=findings)
+    info = replace(info, notes=(*info.notes, *notes))
+    missing = report_missing(signals, "values are NaN")
+    return make_record(rel, info, signals, findings=[*missing, finding])
 
 
 def find_samples(path: Path, info: RecordingInfo) -> tuple[np.ndarray, tuple[str, ...]]:
