@@ -379,3 +379,25 @@ def test_bands_of_risk_show_no_few_people_beside_the_people_and_the_other_labels
         sums.append(["living", *keys])
     assert not any(0 < (n or 0) < 11 for n in shown.values())
     assert min(count_values(shown, true, sums), default=5) >= 5
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_codes_that_nearly_all_have_tell_not_how_few_lack_them(exact: bool, tmp_path: Path) -> None:
+    carriers = (400, 399, 390, 389, 200, 11, 10, 1)
+    rows = [(f"ICD10//Z{n:03d}", "no PheCode", n + 3, n) for n in carriers]
+    unknown = pl.DataFrame(rows, schema=["code", "reason", "rows", "people"], orient="row")
+    frame = pl.DataFrame({"status": "as trained", "rows": 9, "risk_flu": np.linspace(0, 1, 400)})
+    record: Any = SimpleNamespace(run="r", model="trees", data=[SimpleNamespace(name="north")])
+    record.data[0].class_names = ("flu",)
+    made: Any = SimpleNamespace(
+        frame=frame.with_columns(unknown_rows=0), unknown=unknown, exact=exact
+    )
+    write_report(tmp_path / "out", new_subjects_page(record, "calibrated", made))
+    table = pl.read_parquet(tmp_path / "out/unknown.parquet")
+    shown = dict(zip(table["code"], table["people"].cast(pl.String), strict=True))
+    known = {
+        code: str(n) if exact or 400 - n == 0 or 400 - n > 10 else "withheld"
+        for code, _, _, n in rows
+        if exact or n > 10
+    }
+    assert shown == known

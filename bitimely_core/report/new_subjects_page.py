@@ -200,12 +200,21 @@ def _add_distribution(
 
 def _add_unknown(page: PageBuilder, made: SubjectsPredictionLike) -> None:
     """The codes that were not understood, those of most people first."""
+    total = made.frame.height
     named = [row for row in made.unknown.iter_rows() if made.exact or row[3] >= SMALL]
     rows = [
-        [code, reason, rows if made.exact else privacy.round_rows(rows), people]
+        [code, reason, *((rows, people) if made.exact else _share_code(rows, people, total))]
         for code, reason, rows, people in named[:CODES]
     ]
     others = made.unknown.height - len(rows)
     caption = UNKNOWN + (f" {others:,} more codes are not listed." if others else "")
     columns = ["code", "reason", "rows", "people"]
     page.add(*make_tables("unknown", "Not understood", caption, columns, rows))
+
+
+def _share_code(rows: int, people: int, total: int) -> tuple[int, object]:
+    """Rows and people with a code as they may be shared: neither those of `total` with it nor those
+    without it may be few.
+    """
+    is_few = privacy.is_small(people) or privacy.is_small(total - people)
+    return privacy.round_rows(rows), privacy.show_count(None if is_few else people)
