@@ -20,6 +20,7 @@ from bitimely_cli.following import name_next
 from bitimely_cli.options import (
     Data,
     Device,
+    Encoding,
     OneData,
     OptionGroup,
     Out,
@@ -570,6 +571,7 @@ def predict(
             "day of the data where the run was trained with index days).",
         ),
     ] = None,
+    encoding: Encoding = None,
     out: Out = None,
     jobs: Annotated[
         int,
@@ -590,12 +592,13 @@ def predict(
     if not any(path.exists() for path in files):
         check_exists(files[0])  # before torch is imported, which takes seconds
     from bitimely_core import workflows
+    from bitimely_core.formats.text import use_encoding
     from bitimely_core.schemas.ingest_records import FindingRecord
 
     options = score.collect()
     # no checksums of data are there to compare; those of the model always are
     options.pop("verify", None)
-    with screen.progress():
+    with use_encoding(encoding), screen.progress():
         made = workflows.predict(
             run,
             files,

@@ -321,6 +321,24 @@ def test_codes_that_are_not_known_are_counted_and_hidden(
 
 
 @slow
+def test_tables_of_new_people_in_another_encoding_are_read_as_the_refusal_advises(
+    site: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = "patient_id,date,icd9\nJürgen,2009-01-01,428.0\nZoë,2009-05-01,250.00\n"
+    risks = []
+    for encoding, words in (("utf-8", []), ("cp1252", ["--encoding", "cp1252"])):
+        file, out = tmp_path / f"{encoding}.csv", tmp_path / encoding
+        file.write_text(rows, encoding)
+        place = ["-w", tmp_path / "w", "--as-of", CUT]
+        if words:
+            run("predict", site / "a/runs/risk", file, *place, code=Exit.REFUSED)
+            assert "--encoding" in capfd.readouterr().err
+        run("predict", site / "a/runs/risk", file, *place, *words, "--out", out, code=Exit.PARTIAL)
+        risks.append(pl.read_parquet(out / "predictions.parquet").select("events", "risk_chf"))
+    assert risks[0].sort("events", "risk_chf").equals(risks[1].sort("events", "risk_chf"))
+
+
+@slow
 def test_one_file_is_read_and_its_options_are_those_of_ingest(
     site: Path, folder: Path, tmp_path: Path
 ) -> None:

@@ -35,6 +35,7 @@ from bitimely_core.claims.sources.columns import find_names
 from bitimely_core.claims.steps import ClaimsShard
 from bitimely_core.errors import usage_error
 from bitimely_core.formats.source import scan_folder
+from bitimely_core.formats.text import ENCODING
 from bitimely_core.registry import Choices
 from bitimely_core.schemas.ingest_records import EventsManifest, IngestReport
 from bitimely_core.schemas.tokens import (
@@ -161,7 +162,15 @@ def ingest_new_subjects(
     chosen |= {name: reading[name] for name in CODING if name in reading}
     chosen |= {"phecode_map": (str(run / HISTORIES),), **options}
     cache = home / "cache" / DATASET
-    report = ingest(DATASET, folder, cache, options=chosen, keep_dates=True, follow_symlinks=True)
+    report = ingest(
+        DATASET,
+        folder,
+        cache,
+        options=chosen,
+        keep_dates=True,
+        follow_symlinks=True,
+        encoding=ENCODING.get(),
+    )
     return cache, report
 
 
