@@ -85,8 +85,8 @@ class ClaimsFileOptions(OptionGroup):
         Texts,
         read_option(
             "Form of dates, if not ISO nor 8 digits: as %d/%m/%Y; of numbers sas, stata, unix, r, "
-            "excel, excel-1904, year, yyyymm, roc, quarter. COLUMN=FORM: of date, birth, death, "
-            "obs_start, obs_end or index_date alone. May be repeated.",
+            "excel, excel-1904, year, yyyymm, roc, wareki, quarter. COLUMN=FORM: of date, birth, "
+            "death, obs_start, obs_end or index_date alone. May be repeated.",
             "[COLUMN=]FORM",
         ),
     ] = None

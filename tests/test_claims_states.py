@@ -6,13 +6,22 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from datetime import date, timedelta
 from pathlib import Path
 
 import pandas as pd
+import polars as pl
 import pytest
-from claims_folders import catch_refusal, list_cells, read_folder, write_files
+from claims_folders import catch_refusal, find_codes, list_cells, read_folder, write_files
 
-from bitimely_core.claims.dates import QUARTER, get_plausible, list_number_forms, parse_day
+from bitimely_core.claims.dates import (
+    QUARTER,
+    get_plausible,
+    list_number_forms,
+    parse_day,
+    suggest_forms,
+    to_day,
+)
 
 NAMES = ("claims.csv", "lines.csv")
 SAME = ("E11.9", "I10", "E11.9", "E11.9")  # codes, most of which another column has
@@ -247,3 +256,169 @@ def test_ids_that_a_spreadsheet_has_rounded_are_refused(tmp_path: Path) -> None:
 def test_a_code_that_looks_like_a_rounded_id_is_an_id(tmp_path: Path) -> None:
     write_files(tmp_path, claims__csv=CLAIMS.replace("a2", "1E11"))
     assert read_folder(tmp_path)[1]["subject_id"].to_list() == ["a1", "1E11"]
+
+
+EMPTY_DATES = "patid,admit_date,dx_date,dx,dx_type\n" + "".join(
+    f"a{i},2015-02-{i:02d},{cell},E11.9,10\n"
+    for i, cell in enumerate(("", "NULL", "2014-01-01"), 1)
+)
+
+
+def test_a_column_of_dates_that_most_rows_leave_empty_is_not_their_date(tmp_path: Path) -> None:
+    claims, events = read_folder(write_files(tmp_path, diagnosis__csv=EMPTY_DATES))
+    days = pd.read_csv(tmp_path / "diagnosis.csv")["admit_date"]
+    assert events["date"].to_list() == days.to_list()
+    assert any("not from 'dx_date'" in finding.problem for finding in claims.findings)
+
+
+STAYS = "pnr,recnum,c_adiag,d_inddto\na,1,DE119,2015-02-03\nb,2,DI109,2015-03-04\n"
+DIAGNOSES = "recnum,c_diag,c_diagtype\n1,DE119,A\n1,DJ449,B\n2,DI109,A\n2,DE119,B\n"
+
+
+def test_further_diagnoses_of_the_claims_are_said_and_the_advice_reads_them(tmp_path: Path) -> None:
+    titles = "c_adiag,title\nDE119,Diabetes\nDJ449,COPD\n"
+    write_files(tmp_path, stays__csv=STAYS, t_diag__csv=DIAGNOSES, titles__csv=titles)
+    warnings = [f for f in read_folder(tmp_path)[0].findings if "more diagnoses" in f.requirement]
+    assert ["'t_diag.csv'" in finding.problem for finding in warnings] == [True]
+    assert "by 'recnum'" in warnings[0].hint
+    stays, diagnoses = (pd.read_csv(tmp_path / f"{name}.csv") for name in ("stays", "t_diag"))
+    dated = diagnoses.merge(stays.drop(columns="c_adiag"), on="recnum")
+    dated.rename(columns={"c_diag": "c_adiag"}).to_csv(tmp_path / "t_diag.csv", index=False)
+    claims, events = read_folder(tmp_path)
+    assert not any("more diagnoses" in finding.requirement for finding in claims.findings)
+    assert set(list_cells(events, "subject_id", "code")) == set(
+        dated[["pnr", "c_diag"]].itertuples(index=False, name=None)
+    )
+
+
+def test_tables_like_the_claims_by_columns_but_not_by_name_are_said(tmp_path: Path) -> None:
+    hospital = "patient_id,date,icd10\na3,2015-02-03,E11.9\na4,2015-02-03,E11.9\n"
+    claims, _ = read_folder(write_files(tmp_path, claims__csv=CLAIMS, hospital__csv=hospital))
+    hints = [f.hint for f in claims.findings if "'hospital.csv'" in f.problem]
+    assert hints == [
+        "Call all tables of claims claims_NAME, as 'claims.csv', and their columns alike"
+    ]
+    (tmp_path / "hospital.csv").rename(tmp_path / "claims_hospital.csv")
+    assert set(read_folder(tmp_path)[1]["subject_id"]) == {"a1", "a2", "a3", "a4"}
+
+
+def test_people_of_whom_only_sexes_are_told_are_a_table_of_any_name(tmp_path: Path) -> None:
+    years = {
+        f"jk_{year}__csv": f"stnd_y,person_id,sex,dth_ym\n{year},a1,1,\n{year},a2,2,{month}\n"
+        for year, month in ((2014, ""), (2015, "201504"))
+    }
+    write_files(tmp_path, claims__csv=CLAIMS, **years)
+    people = read_folder(tmp_path, date_format=["death=yyyymm"])[0].subjects
+    assert people is not None
+    facts = people.sort("subject_id").select("sex", "death").rows()
+    assert facts == [(1, None), (2, "2015-04-30")]
+
+
+def test_days_of_discharge_in_claims_are_no_deaths(tmp_path: Path) -> None:
+    stays = "hcn,admdate,ddate,icd10,sex\na1,2015-02-03,2015-02-09,E11.9,1\n"
+    people = read_folder(write_files(tmp_path, claims__csv=stays))[0].subjects
+    assert people is not None
+    assert people.select("subject_id", "death").rows() == [("a1", None)]
+    people = read_folder(tmp_path, col=["death=ddate"])[0].subjects
+    assert people is not None
+    assert people["death"].to_list() == ["2015-02-09"]
+
+
+@pytest.mark.parametrize(
+    ("written", "form"), [("%Y-%m", ""), ("%Y%m", "yyyymm"), ("%m/%Y", "%m/%Y")]
+)
+def test_lives_and_observations_end_with_the_last_day_of_their_month(
+    tmp_path: Path, written: str, form: str
+) -> None:
+    months = pd.period_range("2015-11", "2016-02", freq="M")
+    rows = [f"2015-01-05,{month.strftime(written)},{month.strftime(written)}" for month in months]
+    forms = {"date_format": [f"death={form}", f"obs_end={form}"]} if form else {}
+    people = read_people(tmp_path, "obs_start,death_date,obs_end", *rows, **forms)
+    last = [str(month.end_time.date()) for month in months]
+    assert list(people.values()) == [[day, day] for day in last]
+
+
+def test_times_of_observation_by_months_that_follow_each_other_have_no_gap(tmp_path: Path) -> None:
+    spells = "patient_id,start,end\na1,2015-01,2015-03\na1,2015-04,2016-02\na2,2015-01,2015-01\n"
+    claims, _ = read_folder(write_files(tmp_path, claims__csv=CLAIMS, enrolment__csv=spells))
+    assert claims.periods is None
+    assert claims.subjects is not None
+    spans = claims.subjects.sort("subject_id").select("obs_start", "obs_end").rows()
+    assert spans == [("2015-01-01", "2016-02-29"), ("2015-01-01", "2015-01-31")]
+
+
+ERAS = (  # as the cabinet of Japan announced them: first day, name, letter, number
+    (date(2019, 5, 1), "令和", "R", 5),
+    (date(1989, 1, 8), "平成", "H", 4),
+    (date(1926, 12, 25), "昭和", "S", 3),
+    (date(1912, 7, 30), "大正", "T", 2),
+)
+
+
+def test_years_of_eras_are_days_of_the_calendar() -> None:
+    days = [date(1913, 1, 1) + timedelta(97 * i) for i in range(420)]
+    for day in days:
+        first, name, letter, number = next(era for era in ERAS if era[0] <= day)
+        year = day.year - first.year + 1
+        texts = (
+            f"{name}{'元' if year == 1 else year}年{day.month}月{day.day}日",
+            f"{letter}{year}.{day.month}.{day.day}",
+            f"{letter.lower()}{year:02d}/{day.month:02d}/{day.day:02d}",
+            f"{number}{year:02d}{day.month:02d}{day.day:02d}",
+        )
+        assert {parse_day(text, "wareki") for text in texts} == {to_day(day)}
+        month = f"{number}{year:02d}{day.month:02d}"
+        assert parse_day(month, "wareki") == to_day(day.replace(day=1))
+    births = [f"3{year:02d}0{year % 9 + 1}15" for year in range(10, 60)]
+    assert list_number_forms(births, get_plausible("birth")) == {"wareki": (1935, 1984)}
+    assert parse_day("2015-02-03", "wareki") is None  # an ISO date beside them stays one
+    serials = list_number_forms(["42339", "42370", "42401"], get_plausible("date"))
+    assert "wareki" not in serials
+
+
+@pytest.mark.parametrize(
+    "form", ["%Y년 %m월 %d일", "%Y년%m월%d일", "%Y年%m月%d日", "%Y. %m. %d.", "%d. %m. %Y"]
+)
+def test_the_forms_of_dates_with_letters_or_blanks_are_advised(form: str) -> None:
+    days = [date(2015, 1, 31) + timedelta(40 * i) for i in range(30)]
+    texts = [
+        form.replace("%Y", str(day.year)).replace("%m", str(day.month)).replace("%d", str(day.day))
+        for day in days
+    ]
+    advised = suggest_forms(texts)[0]
+    assert [parse_day(text, advised) for text in texts] == list(map(to_day, days))
+
+
+def test_times_of_iso_without_marks_are_dates() -> None:
+    assert parse_day("20150203T143000Z") == parse_day("20150203T143000") == to_day(date(2015, 2, 3))
+
+
+def test_suspected_diagnoses_of_japanese_claims_are_left_out(tmp_path: Path) -> None:
+    table = pl.DataFrame(
+        {
+            "加入者ID": ["a", "a", "b"],
+            "診療年月": ["2015-02", "2015-03", "2015-02"],
+            "ICD10小分類コード": ["E119", "J449", "E119"],
+            "疑いフラグ": ["0", "1", "0"],
+        }
+    )
+    table.write_csv(tmp_path / "claims.csv")
+    claims, events = read_folder(tmp_path)
+    sure = table.filter(pl.col("疑いフラグ") == "0")
+    assert (
+        list_cells(events, "subject_id", "code")
+        == sure.select("加入者ID", "ICD10小分類コード").rows()
+    )
+    assert "not_diagnosed" in find_codes(claims)
+
+
+def test_codes_of_a_main_diagnosis_are_read_however_its_name_is_parted(tmp_path: Path) -> None:
+    head = "cns,dt_inter,diag_princ,diagsec1,diagsec2\n"
+    write_files(tmp_path, claims__csv=f"{head}a,20150203,E119,,\nb,20150203,I10,,\n")
+    assert read_folder(tmp_path)[1]["code"].to_list() == ["E119", "I10"]
+
+
+def test_types_and_prefixes_of_diagnoses_are_not_advised_as_codes(tmp_path: Path) -> None:
+    head = "patient_id,date,hdiag_x,hdiag_xtype,diagprefix1\n"
+    write_files(tmp_path, claims__csv=f"{head}a,2015-02-03,E119,M,Q\n")
+    assert catch_refusal(tmp_path).finding.hint.endswith("--col code='hdiag_x'")

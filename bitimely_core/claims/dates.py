@@ -26,8 +26,10 @@ ZONE = r" ?(?:Z|UTC|GMT|[+-][0-9]{2}:?(?:[0-9]{2})?)"
 DATE_FORMS = re.compile(
     rf"([0-9]{{4}})-([0-9]{{1,2}})(?:-([0-9]{{1,2}})(?:{CLOCK})?(?:{ZONE})?)?"
     # eight digits, as a number with a fraction of 0, or with a time of day: 20050909143000
-    r"|([0-9]{4})([0-9]{2})([0-9]{2})(?:\.0+|(?:[01][0-9]|2[0-3])(?:[0-5][0-9]){2})?"
+    r"|([0-9]{4})([0-9]{2})([0-9]{2})(?:\.0+|T?(?:[01][0-9]|2[0-3])(?:[0-5][0-9]){2}Z?)?"
 )
+MONTH_TEXT = re.compile(r"[0-9]{4}-[0-9]{1,2}(-00?)?")
+MONTH_FORM = re.compile(r"yyyymm|(?!.*%[djuUVW])(?=.*%[mbB]).*")  # a form without a day
 ZONED = rf"^[0-9]{{4}}-[0-9]{{1,2}}-[0-9]{{1,2}}(?:{CLOCK})?{ZONE}$"  # texts that state a zone
 # forms of numbers -> the days from their first day to 1970-01-01. They count days, or seconds or
 # parts of them where that is a day of people
@@ -38,8 +40,9 @@ TICKS = (1, 86_400, 86_400_000, 86_400_000_000, 86_400_000_000_000)
 DAYS_BELOW, SECONDS_ABOVE = 100_000, 100_000_000  # between: days of 2229 on, seconds of three years
 YEAR, YEAR_MONTH = "year", "yyyymm"  # forms: a year stands for its 1 July, a month for its first
 ROC = "roc"  # form: years of the Republic of China (Taiwan), as 0940123, 94/1/23
+WAREKI = "wareki"  # form: years of eras of Japan, as 令和3年5月12日, R3/05/12, 5030512, H30.4
 QUARTER = "quarter"  # form: a quarter stands for its first day, as 20153, 3/2015, 2015Q3
-NUMBER_FORMS = (*EPOCHS, YEAR, YEAR_MONTH, ROC, QUARTER)
+NUMBER_FORMS = (*EPOCHS, YEAR, YEAR_MONTH, ROC, WAREKI, QUARTER)
 QUARTER_TEXT = re.compile(
     r"([0-9]{4})[-/. ]?(?:[QTqt]\.?)?([1-4])(?:\.0)?"
     # 12005 is a number of days
@@ -48,13 +51,37 @@ QUARTER_TEXT = re.compile(
 ALIASES = {"stata": "sas", "r": "unix"}  # forms that read the same, of which one is advised
 ROC_YEARS = 1911  # before the first of them
 ROC_DATE = re.compile(r"([0-9]{2,3})([./-]?)([0-9]{2}|(?<=[./-])[0-9])\2([0-9]{2}|(?<=[./-])[0-9])")
+# years before the first of the eras of Japan, which have a name, a letter and a number
+BEFORE_ERAS = (1867, 1911, 1925, 1988, 2018)
+ERAS = {
+    **dict(zip(("明治", "大正", "昭和", "平成", "令和"), BEFORE_ERAS, strict=True)),
+    **dict(zip("MTSHR", BEFORE_ERAS, strict=True)),
+    **dict(zip("12345", BEFORE_ERAS, strict=True)),
+}
+WAREKI_DATE = re.compile(
+    r"(明治|大正|昭和|平成|令和|[MTSHR]|[1-5](?=\d{4}(?:\d\d)?$))\.?\s*(元|\d{1,2})\s*[年./-]?"
+    r"\s*(\d{1,2})\s*[月./-]?\s*(\d{0,2})\s*日?",
+    re.ASCII | re.IGNORECASE,
+)
 NUMBER = re.compile(r"(-?[0-9]{1,19})(?:\.[0-9]+)?")
 # forms that an unknown one may have: orders of the letters of `strptime`, what separates them
 ORDERS = ("dmy", "mdy", "ymd", "ydm")
-GAPS = ("{}-{}-{}", "{}/{}/{}", "{}.{}.{}", "{} {} {}", "{}{}{}", "{} {}, {}", "{}年{}月{}日")
+GAPS = (
+    "{}-{}-{}",
+    "{}/{}/{}",
+    "{}.{}.{}",
+    "{} {} {}",
+    "{}{}{}",
+    "{} {}, {}",
+    "{}. {}. {}.",
+    "{}. {}. {}",
+)
 NO_GAP = re.compile(r"(%[dmyY]){3}")  # a form in which nothing parts day, month and year
-# of days of the year, and of months
+# with letters behind the numbers, of days of the year, and of months
 SHORT_FORMS = (
+    "%Y年%m月%d日",
+    "%Y년%m월%d일",
+    "%Y년 %m월 %d일",
     "%Y%j",
     "%Y-%j",
     "%y%j",
@@ -162,6 +189,16 @@ def _parse_roc_day(text: str) -> int | None:
     return to_day(date(year + ROC_YEARS, month, day))
 
 
+def _parse_wareki_day(text: str) -> int | None:
+    """Raises ValueError: as `_parse_iso_day`. A month stands for its first day."""
+    match = WAREKI_DATE.fullmatch(text)
+    if match is None:
+        return None
+    era, year, month, day = match.groups()
+    first = ERAS[era.upper()]
+    return to_day(date(first + int(year.replace("元", "1")), int(month), max(1, int(f"0{day}"))))
+
+
 def _parse_quarter(text: str, *, letters: bool = False) -> int | None:
     """`letters`: one of them says that it is a quarter."""
     match = QUARTER_TEXT.fullmatch(text)
@@ -171,7 +208,11 @@ def _parse_quarter(text: str, *, letters: bool = False) -> int | None:
     return to_day(date(int(year), 3 * int(quarter) - 2, 1))
 
 
-READERS = {ROC: _parse_roc_day, QUARTER: _parse_quarter}  # of forms of texts
+READERS = {
+    ROC: _parse_roc_day,
+    WAREKI: _parse_wareki_day,
+    QUARTER: _parse_quarter,
+}  # of forms of texts
 
 
 def _parse_number(number: int, form: str) -> int | None:
@@ -269,6 +310,20 @@ def get_plausible(name: str) -> range:
     """The days that a column of dates may hold: births from 1890 on, others from 1980, to now."""
     first = FIRST_BIRTH if name == "birth" else FIRST_CLAIM
     return range(to_day(date(first, 1, 1)), to_day(datetime.now(UTC).date()) + 2)
+
+
+def end_month(text: str | None, form: str) -> str | None:
+    """The last day of the month that a text states without a day, as YYYY-MM-DD; other texts
+    unchanged. `form`: of texts that are not ISO; "" for none.
+    """
+    day = parse_day(text, form) if MONTH_FORM.fullmatch(form) else None
+    if MONTH_TEXT.fullmatch((text or "").strip()):
+        day = parse_day(text)
+    if day is None:
+        return text
+    first = date.fromordinal(day + EPOCH)
+    length = calendar.monthrange(first.year, first.month)[1]
+    return first.replace(day=length).isoformat()
 
 
 def parse_days(texts: pl.Series) -> pl.Series:

@@ -611,9 +611,10 @@ def _report_choice(
     for key in ("date", "code"):
         if key in renamed or key not in table.columns:
             continue
-        first, *others = map(safe_text, find_names(names, wanted[key]))
-        if others and table.columns[key].lower() != wanted[key][0]:
-            problem = f"the {key} is read from {first}, not from {' and '.join(others)}"
+        chosen = table.columns[key]
+        others = [safe_text(name) for name in find_names(names, wanted[key]) if name != chosen]
+        if others and chosen.lower() != wanted[key][0]:
+            problem = f"the {key} is read from {safe_text(chosen)}, not from {' and '.join(others)}"
             hint = f"Choose with --col {key}=NAME"
             findings.append(input_warning(Reason.HEADER, problem, "", hint, file=table.file, row=1))
     return findings
@@ -796,6 +797,7 @@ def _read_patients_of_claims(
     A fact of which two rows of a subject differ is unknown. Raises UserError: config (exit 2) for a
     column that `--col` names and no table has.
     """
+    wanted = wanted if "death" in named else _drop_discharges(wanted)
     facts = [_read_claim_facts(request, file, wanted) for file in files]
     frames = [frame for frame in facts if frame is not None]
     headers = [list_names(request.source, file) for file in files]
@@ -813,6 +815,12 @@ def _read_patients_of_claims(
     if not frames:
         return None
     return _keep_single_facts(pl.concat(frames, how="diagonal"), files[0], request.survey)
+
+
+def _drop_discharges(wanted: Names) -> Names:
+    """Accepted names without those of deaths that are of discharges in claims, as ddate."""
+    days = words.WORDS["vital"]["days_of_discharge"]
+    return {**wanted, "death": [name for name in wanted.get("death", ()) if name not in days]}
 
 
 def _read_claim_facts(request: _Request, file: str, wanted: Names) -> pl.DataFrame | None:

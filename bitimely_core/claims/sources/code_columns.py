@@ -14,7 +14,7 @@ from bitimely_core.claims.sources.source_table import OpenTable, Stated
 from bitimely_core.errors import Finding, Reason, input_warning, safe_text, usage_error
 
 CERTAINTIES = words.WORDS["certainties"]
-CODE_NAMES = words.WORDS["claims"]["code"]
+CODE_NAMES = set(map(words.fold_name, words.WORDS["claims"]["code"]))
 KINDS = words.index_words("cells_of_kinds")
 # a folded name of a column of codes without its numbers
 STEM = re.compile(
@@ -49,7 +49,7 @@ def find_wide_columns(names: Sequence[str], pattern: str | None) -> tuple[str, .
     apart = [name for name in names if name not in series]
     if both := _find_two_vocabularies(apart):
         return both
-    if any(name.lower() in CODE_NAMES for name in apart):
+    if any(words.fold_name(name) in CODE_NAMES for name in apart):
         return ()
     return tuple(series)
 
@@ -77,7 +77,7 @@ def _cut_numbers(name: str) -> str:
 
 def _is_code_name(name: str) -> bool:
     """Whether a name is that of a column of codes, perhaps with the number of its vocabulary."""
-    return name.lower() in CODE_NAMES or STEM.fullmatch(_cut_numbers(name)) is not None
+    return words.fold_name(name) in CODE_NAMES or STEM.fullmatch(_cut_numbers(name)) is not None
 
 
 def find_field(name: str) -> str:

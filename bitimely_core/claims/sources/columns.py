@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Self, Unpack
 
+import numpy as np
 import polars as pl
 
 from bitimely_core.claims import dates
@@ -44,10 +45,12 @@ ENDINGS = (
     ".psv",
     *READERS,
 )
+END_COLUMNS = {"death", "obs_end"}  # of those that follow
 SUBJECT_DATE_COLUMNS = ("birth", "death", "obs_start", "obs_end")  # of a subject
 SUBJECT_COLUMNS = {"subject", "subject_id"}
 # keys of columns whose numbers have no fraction
 WHOLE_COLUMNS = {*SUBJECT_COLUMNS, "date", *SUBJECT_DATE_COLUMNS}
+ROW_COLUMNS = {"date", "code"}  # keys of columns that each row of claims needs
 SHORT_TYPES = ("float", "halffloat")  # of Arrow: they do not hold a number of eight digits
 EXACT_BELOW = 2**53  # whole numbers that a double holds
 SAMPLE_ROWS = 200  # by which it is known what a column holds
@@ -110,16 +113,17 @@ def _match_columns(
 ) -> dict[str, str]:
     """Key -> name of its column in the file. Case, blanks and punctuation of names do not count.
 
-    `wanted`: key -> accepted name or names, of which the first present one is used. Keys in
-    `optional` may be absent. Raises UserError: header (duplicate names, none of the accepted),
-    schema (columns missing: found and expected names), and as `tables.read_names`.
+    `wanted`: key -> accepted name or names, of which the first present one is used, of dates and
+    codes of claims the first that most rows fill. Keys in `optional` may be absent. Raises
+    UserError: header (duplicate names, none of the accepted), schema (columns missing: found and
+    expected names), and as `tables.read_names`.
     """
     names = tables.read_names(path, delimiter=mark)
     chosen, missing = {}, dict[str, str]()
     for key, texts in wanted.items():
         accepted = [texts] if isinstance(texts, str) else texts
         if matches := find_names(names, accepted):
-            chosen[key] = matches[0]
+            chosen[key] = _choose_filled(path, matches, mark) if key in ROW_COLUMNS else matches[0]
         elif key not in optional:
             missing[key] = " or ".join(accepted[:NAMES_SHOWN])
     if missing:
@@ -127,6 +131,18 @@ def _match_columns(
         is_optional = chosen.keys() <= set(optional)
         raise _refuse_missing(path, names, missing, unused, is_header=not is_optional)
     return chosen
+
+
+def _choose_filled(path: Path, names: Sequence[str], mark: str) -> str:
+    """The first of some columns whose first rows hold half as many texts as any other."""
+    if len(names) == 1:
+        return names[0]
+    counts = [sum(map(_is_text, peek_texts(path, name, mark))) for name in names]
+    return next(itertools.compress(names, 2 * np.array(counts) >= max(counts)))
+
+
+def _is_text(cell: str) -> bool:
+    return MISSING.fullmatch(cell) is None
 
 
 def _refuse_missing(
@@ -288,6 +304,20 @@ def reformat_dates(column: pl.Series, form: str, near: int | None = None) -> pl.
         return text if day is None else dates.format_day(day)
 
     return map_texts(column, reformat, pl.String)
+
+
+def end_months(
+    column: pl.Series, form: str, file: str, name: str
+) -> tuple[pl.Series, list[Finding]]:
+    """A column of ends of lives or observations; those that state a month alone end with its last
+    day, which a warning says.
+    """
+    ended = map_texts(column, lambda text: dates.end_month(text, form), pl.String)
+    completed = int(ended.ne_missing(column.cast(pl.String)).sum())
+    problem = f"rows state only the month of {name}"
+    rule = "its last day is taken, so that no claim of the month comes after it"
+    place: Place = {"file": file, "field": name}
+    return ended, warn_of_rows(completed, Reason.METADATA, problem, rule, **place)
 
 
 def assign_vocabulary(column: pl.Series, since: int, before: str, after: str) -> pl.Series:

@@ -12,6 +12,7 @@ from bitimely_core.claims import dates
 from bitimely_core.claims.periods import merge_periods
 from bitimely_core.claims.sources.columns import (
     DateCounts,
+    end_months,
     reformat_dates,
     refuse_unread_dates,
     warn_of_rows,
@@ -45,6 +46,9 @@ def read_spells(
     `spells`: subject, obs_start, obs_end as text. Raises UserError: date, where most of a column
     cannot be read.
     """
+    ends, findings = end_months(spells["obs_end"], forms.get("obs_end", ""), file, "obs_end")
+    accounts.findings += findings
+    spells = spells.with_columns(ends)
     for name in PERIOD_DATES:
         texts = blank_dates(reformat_dates(spells[name], forms.get(name, "")), DEFAULTS)
         counts = DateCounts().add(texts)

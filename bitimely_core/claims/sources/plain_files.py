@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
 
+import polars as pl
+
 from bitimely_core.claims.sources import words
 from bitimely_core.claims.sources.code_columns import find_wide_columns
 from bitimely_core.claims.sources.columns import ENDINGS, find_names, read_first
@@ -99,8 +101,14 @@ class AcceptedNames:
         """Whether a table has columns of subjects and of their births, and none of claims; one that
         is called as of drugs or measurements is none.
         """
-        keys = ("subject", "birth")
-        is_told = all(find_names(names, self.patients[key]) for key in keys)
+        return self._has_fact(path, names, "birth")
+
+    def has_sexes(self, path: str, names: Sequence[str]) -> bool:
+        """As `has_births`, of sexes."""
+        return self._has_fact(path, names, "sex")
+
+    def _has_fact(self, path: str, names: Sequence[str], fact: str) -> bool:
+        is_told = all(find_names(names, self.patients[key]) for key in ("subject", fact))
         return is_told and not (_is_other(path) or find_names(names, self.events["date"]))
 
     def has_periods(self, path: str, names: Sequence[str]) -> bool:
@@ -130,6 +138,12 @@ class AcceptedNames:
         keys = ("subject", "death")
         return not _is_other(path) and all(find_names(names, self.patients[key]) for key in keys)
 
+    def list_links(self, heads: Sequence[str], names: Sequence[str]) -> list[str]:
+        """The columns that two tables share and that are no facts of rows of claims."""
+        facts = itertools.chain(*(find_names(heads, texts) for texts in self.events.values()))
+        told = set(facts).difference(find_names(heads, self.events["claim"]))
+        return sorted(set(heads).intersection(names) - told, key=list(heads).index)
+
 
 class PlainFiles(NamedTuple):
     """Relative paths of the tables of a folder."""
@@ -140,6 +154,7 @@ class PlainFiles(NamedTuple):
     deaths: list[str]  # a row a subject who died
     periods: list[str]  # a row a time of observation
     unread: list[str]  # other tables
+    codes: Mapping[str, Sequence[str]]  # those with codes -> columns that name the claim
 
 
 def is_table(path: str) -> bool:
@@ -197,7 +212,7 @@ def find_plain_files(source: Source, accepted: AcceptedNames) -> PlainFiles:
     _refuse_titled(source, itertools.chain(*groups.values()), accepted)
     paths = sorted(set(itertools.chain(*rest.values())) - set(claims))
     beside = {path: _list_columns(source, path) for path in paths}
-    patients = patients or _filter_tables(accepted.has_births, beside)
+    patients = patients or _choose_persons(accepted, beside)
     beside = {path: names for path, names in beside.items() if path not in patients}
     periods = _filter_tables(accepted.has_periods, beside)
     deaths = deaths or _filter_tables(accepted.has_deaths, beside)
@@ -205,8 +220,9 @@ def find_plain_files(source: Source, accepted: AcceptedNames) -> PlainFiles:
         _refuse_copies(files)
     _refuse_unjoined_tables(claims, beside, source, accepted)
     _refuse_without_claims(source, claims, paths, accepted)
-    unread = [path for path in beside if path not in (*periods, *deaths)]
-    return PlainFiles(claims, patients, labels, deaths, periods, unread)
+    unread = {path: beside[path] for path in beside if path not in (*periods, *deaths)}
+    codes = _find_codes_beside(source, claims, unread, accepted)
+    return PlainFiles(claims, patients, labels, deaths, periods, list(unread), codes)
 
 
 def _refuse_without_claims(
@@ -238,6 +254,12 @@ def _filter_tables(
 ) -> list[str]:
     """The tables, given as path -> columns, that pass a test of both."""
     return [path for path, names in tables.items() if test(path, names)]
+
+
+def _choose_persons(accepted: AcceptedNames, beside: Mapping[str, Sequence[str]]) -> list[str]:
+    """The tables with births, without any those with sexes."""
+    born = _filter_tables(accepted.has_births, beside)
+    return born or _filter_tables(accepted.has_sexes, beside)
 
 
 def _refuse_other_formats(source: Source) -> None:
@@ -299,6 +321,33 @@ def cut_number(path: str) -> str:
     return re.sub(r"[\W\d_]+$", "", name_table(path))
 
 
+def _find_codes_beside(
+    source: Source,
+    claims: Sequence[str],
+    beside: Mapping[str, Sequence[str]],
+    accepted: AcceptedNames,
+) -> dict[str, list[str]]:
+    """Table of diagnoses beside the claims -> the columns by which it names the claim, [] for one
+    with subjects and dates of its own. A list of codes with their titles is none.
+    """
+    heads = _list_columns(source, claims[0])
+    codes = dict[str, list[str]]()
+    for path in itertools.filterfalse(_is_other, beside):
+        names = beside[path]
+        is_apart = accepted.has_claims(names)
+        links = [] if is_apart else accepted.list_links(heads, names)
+        if (links or is_apart) and _repeats_codes(source, path, accepted):
+            codes[path] = links
+    return codes
+
+
+def _repeats_codes(source: Source, path: str, accepted: AcceptedNames) -> bool:
+    """Whether a table has codes of which one occurs twice in the first rows."""
+    names = list_names(source, path)
+    coded = [*accepted.find_wide_columns(names), *find_names(names, accepted.events["code"])]
+    return bool(coded) and _read_first_rows(source, path, coded[:1]).is_duplicated().any()
+
+
 def _refuse_unjoined_tables(
     claims: Sequence[str],
     beside: Mapping[str, Sequence[str]],
@@ -335,14 +384,19 @@ def _refuse_unjoined(claims: str, codes: str, key: Sequence[str]) -> None:
 
 def _find_key(source: Source, file: str, names: Sequence[str]) -> Sequence[str]:
     """The fewest of some columns that tell the first rows of a table apart; all, where none do."""
-    path = source.path(file)
-    blocks = tables.read_frames(path, names, delimiter=find_delimiter(path))
-    first = read_first((block.frame for block in blocks), names, FIRST_ROWS)
+    first = _read_first_rows(source, file, names)
     for size in range(1, len(names)):
         for key in itertools.combinations(names, size):
             if not first.select(key).is_duplicated().any():
                 return key
     return names
+
+
+def _read_first_rows(source: Source, file: str, names: Sequence[str]) -> pl.DataFrame:
+    """Some columns of the first rows of a table."""
+    path = source.path(file)
+    blocks = tables.read_frames(path, names, delimiter=find_delimiter(path))
+    return read_first((block.frame for block in blocks), names, FIRST_ROWS)
 
 
 def _find_group(groups: Mapping[str, list[str]], names: Iterable[str]) -> list[str]:
@@ -390,27 +444,29 @@ def report_patients(files: PlainFiles) -> list[Finding]:
     if not chosen:
         return []
     text = f"patients are read from {', '.join(map(safe_text, chosen[:LISTED]))}"
-    why = "which have columns of subjects and births and none of claims"
+    why = "which have columns of subjects and births or sexes and none of claims"
     hint = "Move other tables elsewhere, or call the right one patients.csv"
     return [Finding(Reason.HEADER, text, why, hint, level="info", file=chosen[0])]
 
 
 def report_unread(files: PlainFiles, maps: Sequence[str]) -> list[Finding]:
     """What tables of the folder are not read, neither as claims nor as one of the `maps` of codes:
-    a warning of those that are called as the claims but for a number, an info on others.
+    a warning of those with diagnoses, and of those that are called as the claims but for a number,
+    an info on others.
     """
     called = {cut_number(path) for path in files.claims}
-    years = [path for path in files.unread if cut_number(path) in called]
     read = {Path(path).name for path in maps}
-    others = [
-        path for path in files.unread if path not in years and PurePosixPath(path).name not in read
-    ]
+    unread = [path for path in files.unread if PurePosixPath(path).name not in read]
+    plain = [path for path in unread if path not in files.codes]
+    years = [path for path in plain if cut_number(path) in called]
+    others = [path for path in plain if path not in years]
     columns = "no columns of subject, date and code are known in them"
     why = (
         "beside the claims, but neither claims, patients, deaths nor labels by name, nor times of "
         "observation by columns"
     )
     return [
+        *_report_codes(files, unread),
         *_report_files(
             years, "warning", columns, "Call their columns as in the tables beside them"
         ),
@@ -418,6 +474,29 @@ def report_unread(files: PlainFiles, maps: Sequence[str]) -> list[Finding]:
             others, "info", why, "Name these as --col obs_start=NAME --col obs_end=NAME"
         ),
     ]
+
+
+def _report_codes(files: PlainFiles, paths: Sequence[str]) -> list[Finding]:
+    """Warnings of those of some tables that hold diagnoses, which are not read."""
+    why = "more diagnoses are in it than in the claims"
+    coded = filter(files.codes.__contains__, paths)
+    return [
+        finding
+        for path in coded
+        for finding in _report_files([path], "warning", why, _advise_joining(files, path))
+    ]
+
+
+def _advise_joining(files: PlainFiles, path: str) -> str:
+    """What to do with a table of diagnoses beside the claims."""
+    links, claims = files.codes[path], safe_text(files.claims[0])
+    if not links:
+        return f"Call all tables of claims claims_NAME, as {claims}, and their columns alike"
+    return (
+        f"Give each row of it the subject and date of {claims}, by "
+        f"{' and '.join(map(safe_text, links))}, and add it as a file of claims with the same "
+        "columns"
+    )
 
 
 def _report_files(

@@ -14,8 +14,10 @@ import polars as pl
 from bitimely_core.claims import dates, unknown_dates
 from bitimely_core.claims.sources import words
 from bitimely_core.claims.sources.columns import (
+    END_COLUMNS,
     SUBJECT_DATE_COLUMNS,
     DateCounts,
+    end_months,
     reformat_dates,
     refuse_unread_dates,
     report_zones,
@@ -165,6 +167,9 @@ def make_subjects(
         column = frame[name]
         if name in COMPLETED:
             column = _complete_years(column, name, file, accounts)
+        if name in END_COLUMNS:
+            column, findings = end_months(column, forms.get(name, ""), file, name)
+            accounts.findings += findings
         written = reformat_dates(column, forms.get(name, ""), near)
         frame = frame.with_columns(_blank_unknown_dates(written, name, file, accounts))
         counts = DateCounts().add(frame[name])

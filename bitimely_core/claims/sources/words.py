@@ -38,13 +38,14 @@ NAME_PARTS = re.compile(r"[\W_\d]+|(?<=[a-z])(?=[A-Z])")  # what separates the w
 def find_lookalikes(key: str, names: Iterable[str]) -> list[str]:
     """The names of columns that may hold what `key` stands for."""
     beginnings = tuple(WORDS["looks"].get(key, ()))
-    others = set(WORDS["looks"]["other"]) if key in {"diagnosis", "code"} else set[str]()
+    others = tuple(WORDS["looks"]["other"]) if key in {"diagnosis", "code"} else ()
     parts = {name: NAME_PARTS.split(name.strip()) for name in names}
     lower = {name: [word.lower() for word in texts] for name, texts in parts.items()}
     return [
         name
         for name, texts in lower.items()
-        if others.isdisjoint(texts) and any(text.startswith(beginnings) for text in texts)
+        if any(text.startswith(beginnings) for text in texts)
+        and not any(text.endswith(others) for text in texts)
     ]
 
 
