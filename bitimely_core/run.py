@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
+import numpy as np
+
 from bitimely_core import __version__
 from bitimely_core.config import RESUME_EXEMPT as TRAIN_EXEMPT
 from bitimely_core.errors import (
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
     from bitimely_core.heads import Head
     from bitimely_core.methods.method_contract import FittedMethod
     from bitimely_core.models.base import Model
-    from bitimely_core.tokens import Windows
+    from bitimely_core.tokens import TokenSet, Windows
 
 FORMAT = 1
 SPLITS = ("train", "validation", "test")
@@ -163,6 +165,23 @@ class Run:
         path = self.folder / "train_subjects.json"
         # without them nobody would notice that people were trained on
         return TrainSubjects.load(path) if has_result(path) or is_listed(path) else None
+
+    def find_training(self, workspace: Path) -> TokenSet | None:
+        """The rows of the subjects that the run was trained on; None where `workspace` does not
+        hold these tokens.
+        """
+        from bitimely_core import tokens
+
+        data = self.record.data[0]
+        folder = locate(workspace, "tokens", data.name)
+        if self.train_subjects is None or not (folder / manifests.MANIFEST).is_file():
+            return None
+        windows: TokenSet = tokens.open_tokens(folder, verify=False)
+        if windows.fingerprint != data.fingerprint:
+            return None
+        train, marks = windows["train"], frozenset(self.train_subjects.marks)
+        keep = [mark_subject(data.dataset, subject) in marks for subject in train.subjects()]
+        return train.subset(np.array(keep))
 
     def require_finished(self) -> Self:
         """The run itself. Raises UserError: incomplete (exit 4) with the command that ends it where

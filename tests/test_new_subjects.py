@@ -97,6 +97,18 @@ def test_risks_are_the_predictions_of_evaluate(site: Path, risks: pl.DataFrame) 
 
 
 @slow
+def test_people_of_the_training_are_named(
+    site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other half, whose pseudonyms are the same numbers, is not."""
+    for name, expected in (("a", True), ("b", False)):
+        cache, out = site / name / "cache" / "pophr", tmp_path / name
+        run("predict", "risk", cache, "--as-of", CUT, "-w", site / "a", "--out", out, "--json")
+        findings = json.loads(capsys.readouterr().out)["findings"]
+        assert ("subject_leakage" in [finding["code"] for finding in findings]) is expected
+        assert ("trained on some" in (out / "report.html").read_text()) is expected
+
+
 def test_everybody_of_the_source_has_a_row(site: Path, risks: pl.DataFrame) -> None:
     names = {
         line.split(",")[0]

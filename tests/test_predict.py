@@ -175,6 +175,22 @@ def test_probabilities_are_those_of_evaluate_bit_for_bit(
     )
 
 
+def test_recordings_of_the_training_are_named(
+    home: Path, scored: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under another name as well; those that are held out are not named."""
+    held_out = find_night(home, scored)
+    index = pl.read_parquet(home / "ws" / "tokens" / "sleep-edf-staging" / "index.parquet")
+    trained = index.filter(pl.col("split") == "train")["recording_id"][0]
+    night = shutil.copy(next((home / "raw").rglob(f"{trained}*PSG.edf")), tmp_path / "night.edf")
+    assert call(home, [held_out, night], tmp_path / "out", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["recordings"]
+    assert [row["trained_on"] for row in rows] == [False, True]
+    assert "trained on" in rows[1]["messages"][0]
+    assert "trained on 1 of 2 recordings" in (tmp_path / "out" / "report.html").read_text()
+    assert "trained on" in (tmp_path / "out" / "night" / "report.html").read_text()
+
+
 def test_a_row_does_not_depend_on_the_rows_beside_it(home: Path) -> None:
     from bitimely_core.evaluate.prediction import Computation, predict
 

@@ -32,6 +32,7 @@ from bitimely_core.report.plain_figures import TimeUnit, choose_unit
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import EndpointValue
 from bitimely_core.schemas.tokens import Calibration
+from bitimely_core.types import count_nouns
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import Windows
@@ -297,6 +298,12 @@ def collection_page(
     page = PageBuilder(f"Predictions of {record.run}")
     page.notice(*notices)
     predicted = [row for row in rows if row["status"] == "predicted"]
+    if trained_on := sum(row["trained_on"] is True for row in predicted):
+        recordings = count_nouns(len(predicted), "recording")
+        page.notice(
+            f"The run was trained on {trained_on:,} of {recordings}: their predictions look better "
+            "than those of new recordings."
+        )
     refused = [row for row in rows if row["status"] == "refused"]
     page.fact("Run", describe_run(record))
     page.fact("Confidence", describe_calibration(calibration))

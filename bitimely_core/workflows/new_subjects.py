@@ -14,7 +14,14 @@ import numpy.typing as npt
 
 from bitimely_core import registry
 from bitimely_core.analyses.reliability import apply_temperature
-from bitimely_core.errors import Exit, Reason, input_error, quote_formula, usage_error
+from bitimely_core.errors import (
+    Exit,
+    Reason,
+    input_error,
+    input_warning,
+    quote_formula,
+    usage_error,
+)
 from bitimely_core.evaluate.prediction import Computation, map_batches
 from bitimely_core.evaluate.prediction import predict as predict_rows
 from bitimely_core.evaluate.risk_calibration import IDENTITY, Recalibration
@@ -26,7 +33,8 @@ from bitimely_core.schemas.ingest_records import FindingRecord, IngestReport
 from bitimely_core.schemas.tokens import Calibration, HistoryPreparation
 from bitimely_core.store import storage
 from bitimely_core.store.workspace import refuse_inside_workspace
-from bitimely_core.tokens.sequences import NewHistories
+from bitimely_core.tokens.sequences import EventSequences, NewHistories
+from bitimely_core.tokens.trained_windows import mark_histories
 
 if TYPE_CHECKING:
     import polars as pl
@@ -39,6 +47,13 @@ if TYPE_CHECKING:
 
     # what the histories of new people are read from: a folder, a cache, or a table in memory
     People: TypeAlias = str | Path | pl.DataFrame
+
+
+TRAINED_ON = input_warning(
+    Reason.SUBJECT_LEAKAGE,
+    "the run was trained on some of these people",
+    "their risks look better than those of new people",
+)
 
 
 class OwnerSubjects(TypedDict):
@@ -86,7 +101,7 @@ class SubjectsPrediction(NamedTuple):
     # the training has) and p_<label> of the model
     frame: pl.DataFrame
     unknown: pl.DataFrame  # `NewHistories.unknown`
-    findings: list[FindingRecord]  # of the ingest
+    findings: list[FindingRecord]  # of the ingest, and that the run was trained on people
     exit_code: int  # of the ingest: 3 where rows are quarantined
     exact: bool  # whether pages show small counts: the people are synthetic
 
@@ -187,8 +202,18 @@ class HistoryPredictor:
             probabilities = predict_rows(self.head, sequences, place)
             frame = people.name_rows(self._make_frame(people, probabilities))
         findings = _list_findings(people.report) if people.report else []
+        findings += self._find_trained(people.sequences, request.workspace)
         exit_code = people.report.exit_code if people.report else int(Exit.OK)
         return SubjectsPrediction(frame, people.unknown, findings, exit_code, people.exact)
+
+    def _find_trained(self, sequences: EventSequences, workspace: Path) -> list[FindingRecord]:
+        """That the run was trained on histories of these people."""
+        trained = self.run.find_training(workspace)
+        if trained is None:
+            return []
+        marks = mark_histories(cast("EventSequences", trained))
+        is_trained = not marks.isdisjoint(mark_histories(sequences))
+        return [FindingRecord.from_finding(TRAINED_ON)] if is_trained else []
 
     @contextmanager
     def _read(self, source: People, request: SubjectsRequest) -> Iterator[NewHistories]:
@@ -281,7 +306,10 @@ def predict_subjects(
             Reason.NO_INPUT, "nobody is in these data", "expected people", file=str(files[0])
         )
     page = new_subjects_page(model.run.record, model.describe_calibration(), made)
-    page = replace(page, notices=[*model.list_notices(), *page.notices])
+    trained = (
+        [TRAINED_ON.message] if FindingRecord.from_finding(TRAINED_ON) in made.findings else []
+    )
+    page = replace(page, notices=[*trained, *model.list_notices(), *page.notices])
     report = write_report(
         target, page, others={"predictions.parquet": storage.encode_parquet(made.frame)}
     )

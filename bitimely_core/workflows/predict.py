@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,15 @@ import numpy.typing as npt
 from bitimely_core import __version__
 from bitimely_core.analyses.reliability import apply_temperature
 from bitimely_core.cache.unit_groups import describe_failure
-from bitimely_core.errors import Exit, Finding, Reason, UserError, quote_formula, usage_error
+from bitimely_core.errors import (
+    Exit,
+    Finding,
+    Reason,
+    UserError,
+    input_warning,
+    quote_formula,
+    usage_error,
+)
 from bitimely_core.evaluate.conformal import predict_sets
 from bitimely_core.evaluate.endpoints import compute_endpoints, is_staging, place_epochs
 from bitimely_core.evaluate.prediction import ANYWHERE, Computation
@@ -44,6 +52,7 @@ from bitimely_core.store import storage
 from bitimely_core.store.records import describe_changes, read_result_table
 from bitimely_core.store.workspace import find_run_folder, locate_new
 from bitimely_core.tokens.resampling import to_physical
+from bitimely_core.tokens.trained_windows import WindowMarks, holds_marked, mark_recordings
 from bitimely_core.tokens.unlabelled import (
     ChannelMap,
     MapItems,
@@ -77,6 +86,11 @@ if TYPE_CHECKING:
     from bitimely_core.methods.method_contract import FittedMethod
     from bitimely_core.tokens import Windows
 
+TRAINED_ON = input_warning(
+    Reason.SUBJECT_LEAKAGE,
+    "the run was trained on it",
+    "its predictions look better than those of a new recording",
+)
 LEVELS = {
     "W": "wake",
     "N1": "stage N1",
@@ -98,6 +112,7 @@ class RecordingRow(TypedDict):
     placement: str | None  # where the windows lie
     prediction: str | None  # class of the largest mean probability, with it; or the median value
     confidence: float | None  # mean over the windows
+    trained_on: bool | None  # whether the run was trained on it, where its tokens are there
     endpoints: dict[str, Any]
     messages: list[str]
     report: str | None
@@ -134,6 +149,7 @@ class RecordingPrediction(NamedTuple):
     native_rate: float  # Hz, lowest of the channels of the recording
     spectrogram: Spectrogram | None = None  # of the n epochs of a night
     clock: float | None = None  # seconds from midnight to the first epoch; None: not known
+    trained_on: bool | None = None  # whether the run was trained on it; None: not known
 
     def frame(self) -> pl.DataFrame:
         """Content of `predictions.parquet`: recording_id, window, start, then prediction, class,
@@ -224,6 +240,7 @@ class Predictor:
     calibration: Calibration | None = None
     others: tuple[Predictor, ...] = ()  # whose predictions are averaged with that of `head`
     changes: tuple[str, ...] = ()  # sentences on the altered files of the run
+    training: WindowMarks = frozenset()  # of the recordings of the training
 
     def __repr__(self) -> str:
         record = self.run.record
@@ -253,6 +270,7 @@ class Predictor:
             sets = None if threshold is None else predict_sets(tempered, threshold)
         reach = threshold if windows.task == "regression" else None
         night = _describe_night(record, windows, prediction)
+        trained_on = holds_marked(windows, self.training) if self.training else None
         return RecordingPrediction(
             windows,
             prediction,
@@ -260,11 +278,12 @@ class Predictor:
             sets,
             reach,
             night.endpoints,
-            cut.findings,
+            [*([TRAINED_ON] if trained_on else []), *cut.findings],
             cut.placement,
             min(signal.rate for signal in record.signals),
             night.spectrogram,
             night.clock,
+            trained_on,
         )
 
     def predict(
@@ -328,7 +347,9 @@ def from_pretrained(
     lines = tuple(describe_changes(opened.folder))
     if opened.record.data[0].vocabulary:
         return HistoryPredictor(opened, head, opened.histories(), fitted, changes=lines)
-    return Predictor(opened, head, opened.preprocessing(), fitted, changes=lines)
+    trained = cast("Windows | None", opened.find_training(workspace))
+    training = frozenset() if trained is None else mark_recordings(trained)
+    return Predictor(opened, head, opened.preprocessing(), fitted, changes=lines, training=training)
 
 
 def _open_members(run: Run, workspace: Path, *, calibrate: bool) -> Predictor:
@@ -359,7 +380,10 @@ def _open_members(run: Run, workspace: Path, *, calibrate: bool) -> Predictor:
     ]
     heads = [model.head for model in models]
     calibration = _calibrate_members(run, first.run, heads) if calibrate else None
-    model = replace(models[0], run=run, calibration=calibration, others=tuple(models[1:]))
+    training = frozenset().union(*(model.training for model in models))
+    model = replace(
+        models[0], run=run, calibration=calibration, others=tuple(models[1:]), training=training
+    )
     return replace(model, changes=_gather_changes(model))
 
 
@@ -614,6 +638,7 @@ def _make_refused_row(recording: NewRecording, fault: Finding) -> RecordingRow:
         "placement": None,
         "prediction": None,
         "confidence": None,
+        "trained_on": None,
         "endpoints": {},
         "messages": [fault.message],
         "report": None,
@@ -663,6 +688,7 @@ def _write_recording(
         "placement": prediction.placement,
         "prediction": prediction.describe(),
         "confidence": None if confidence is None else float(confidence.mean()),
+        "trained_on": prediction.trained_on,
         "endpoints": {key: value.model_dump() for key, value in prediction.endpoints.items()},
         "messages": messages,
         "report": str(report),
