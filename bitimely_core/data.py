@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from bitimely_core.errors import usage_error
 from bitimely_core.registry import row_readers
 from bitimely_core.tokens import TokenSet, Windows
 from bitimely_core.tokens.drawing import sample_subjects
@@ -181,7 +182,16 @@ def batches(
             the other settings.
         least: a last batch of fewer rows is left out of the epoch, for objectives that compare the
             rows of a batch with each other.
+
+    Raises UserError (config, exit 2) for what is no token set, such as an array.
     """
+    if not isinstance(windows, TokenSet):
+        raise usage_error(
+            f"found {type(windows).__name__}",
+            "expected windows, as bitimely.open_tokens(FOLDER)['train']",
+            "Arrays are read by bitimely.Encoder",
+            field="windows",
+        )
     return EpochBatches(
         (sample_subjects(windows, fraction, seed),), size, seed, shuffle, ties, least
     )

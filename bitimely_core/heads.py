@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 import torch
@@ -261,6 +261,9 @@ class Head(nn.Module):
                 code=Reason.UNKNOWN_NAME,
                 field="finetune.readout",
             )
+        if not isinstance(outputs, SupportsIndex) or outputs < 1:
+            problem = f"found {outputs!r}"
+            raise usage_error(problem, "expected the number of classes or values", field="outputs")
         self.model = model.requires_grad_(not freeze)
         self.dropout = nn.Dropout(dropout)
         width = outputs

@@ -5,13 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import planted
 import polars as pl
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import bitimely
 from bitimely_core import data
+from bitimely_core.errors import UserError
 from bitimely_core.schemas.tokens import WindowManifest, WindowOptions, WindowStatistics
 from bitimely_core.tokens import Windows, drawing
 from bitimely_core.tokens.windows import encode_targets
@@ -309,3 +312,25 @@ def test_batches_of_rows_on_a_device_are_those_of_the_host() -> None:
     # not less:
     with batches.keep_on(torch.device("cpu"), sum(map(len, batches.sets[:2])) * T * V * 2):
         assert not batches.resident
+
+
+def test_arrays_in_the_place_of_windows_and_batches_are_refused_in_words() -> None:
+    """What a notebook tries first ends in a line that names the argument and what reads arrays."""
+    array = np.zeros((8, 40, 2), np.float32)
+    model = planted.tiny("timelygpt", channels=2)
+    with pytest.raises(UserError, match=r"windows: found ndarray.*bitimely\.Encoder"):
+        bitimely.batches(array, 4)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"batches: found ndarray.*bitimely\.Encoder"):
+        bitimely.fit(model, array, bitimely.get_objective("next"))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"objective: found 'next'.*get_objective"):
+        bitimely.fit(model, data.batches(windows(4), 2), "next")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"outputs: found \['a', 'b'\]"):
+        bitimely.Classifier(model, outputs=["a", "b"])  # type: ignore[arg-type]
+
+
+def test_models_read_arrays_as_tensors() -> None:
+    model = planted.tiny("timelygpt", channels=2).eval()
+    array = np.random.default_rng(0).standard_normal((2, 40, 2))
+    array[0, 3] = np.nan
+    from_array, from_tensor = model(array), model(torch.tensor(array))
+    torch.testing.assert_close(from_array.hidden[-1], from_tensor.hidden[-1])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -216,7 +217,9 @@ class Model(nn.Module):
         )
         self.register_buffer("target_scale", torch.tensor(torch.nan))
 
-    def __call__(self, batch: Batch | Tensor | Mapping[str, Tensor], **options: Any) -> Encoded:
+    def __call__(
+        self, batch: Batch | Tensor | np.ndarray | Mapping[str, Tensor], **options: Any
+    ) -> Encoded:
         """As `forward`, of whatever `to_batch` reads."""
         encoded: Encoded = super().__call__(
             to_batch(batch, next(self.parameters()).dtype), **options
@@ -440,25 +443,28 @@ class Model(nn.Module):
 
 
 def to_batch(
-    rows: Batch | Tensor | Mapping[str, Tensor], dtype: torch.dtype | None = None
+    rows: Batch | Tensor | np.ndarray | Mapping[str, Tensor], dtype: torch.dtype | None = None
 ) -> Batch:
     """A batch with samples in `dtype`, from one; its fields by name; or values alone, [B, T, V] or
     [B, T], of which NaN are missing.
     """
-    if not isinstance(rows, Tensor):
-        batch = rows if isinstance(rows, Batch) else Batch(**rows)
+    if isinstance(rows, Batch):
+        batch = rows
     else:
-        values = rows[..., None] if rows.dim() == 2 and rows.is_floating_point() else rows
-        missing = values.isnan()
-        batch = (
-            Batch(values.masked_fill(missing, 0.0), mask=~missing)
-            if bool(missing.any())
-            else Batch(values)
-        )
+        batch = Batch(**rows) if isinstance(rows, Mapping) else _mark_missing(torch.as_tensor(rows))
     if dtype is None:
         return batch
     values = batch.values if batch.values.dim() == 2 else batch.values.to(dtype)
     return batch._replace(values=values, mask=None if batch.mask is None else batch.mask.bool())
+
+
+def _mark_missing(rows: Tensor) -> Batch:
+    """Values alone, [B, T, V] or [B, T], of which NaN are missing."""
+    values = rows[..., None] if rows.dim() == 2 and rows.is_floating_point() else rows
+    missing = values.isnan()
+    if bool(missing.any()):
+        return Batch(values.masked_fill(missing, 0.0), mask=~missing)
+    return Batch(values)
 
 
 def split_channels(batch: Batch) -> Batch:

@@ -298,12 +298,7 @@ def collection_page(
     page = PageBuilder(f"Predictions of {record.run}")
     page.notice(*notices)
     predicted = [row for row in rows if row["status"] == "predicted"]
-    if trained_on := sum(row["trained_on"] is True for row in predicted):
-        recordings = count_nouns(len(predicted), "recording")
-        page.notice(
-            f"The run was trained on {trained_on:,} of {recordings}: their predictions look better "
-            "than those of new recordings."
-        )
+    page.notice(*_describe_trained(predicted))
     refused = [row for row in rows if row["status"] == "refused"]
     page.fact("Run", describe_run(record))
     page.fact("Confidence", describe_calibration(calibration))
@@ -321,6 +316,14 @@ def collection_page(
         {key: value for key, value in row.items() if key not in {"file", "report"}} for row in rows
     ]
     return page.finish(f"{verdict}.", {"run": record.run, "recordings": stored})
+
+
+def _describe_trained(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """How many of the recordings the run was trained on; nothing where there is none."""
+    count = [row["trained_on"] for row in rows].count(True)
+    recordings = count_nouns(len(rows), "recording")
+    text = f"The run was trained on {count:,} of {recordings}: their predictions look better"
+    return [f"{text} than those of new recordings."] if count else []
 
 
 def _add_predicted(page: PageBuilder, record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from bitimely_core import __version__, objectives
 from bitimely_core.config import RESUME_EXEMPT, TrainConfig, validate
-from bitimely_core.errors import Finding, Reason, input_error
+from bitimely_core.errors import Finding, Reason, input_error, usage_error
 from bitimely_core.models.layers import StackLayer, compile_layers, recompute_layers
 from bitimely_core.schemas.runs import CheckpointMeta
 from bitimely_core.store import locks, storage
@@ -122,6 +122,7 @@ def fit(
     """
     overrides = {"epochs": epochs, "steps": steps, "lr": lr, "seed": seed}
     settings = _merge_settings(config or TrainConfig(), overrides)
+    _require_arguments(batches, objective)
     total = settings.count_steps(batches.steps)
     require_validation(settings, validation, total)
     _require_batches(settings, batches)
@@ -214,6 +215,17 @@ def require_validation(config: TrainConfig, validation: Batches | None, total: i
             "Use --checkpoint last, or ingest more subjects",
             field="--checkpoint",
         )
+
+
+def _require_arguments(batches: object, objective: object) -> None:
+    """Raises UserError (config, exit 2) for what is neither batches nor an objective."""
+    if not hasattr(batches, "steps"):
+        expected = "expected bitimely.batches(windows, 32)"
+        hint = "Arrays are read by bitimely.Encoder"
+        raise usage_error(f"found {type(batches).__name__}", expected, hint, field="batches")
+    if not callable(objective):
+        expected = "expected a function, as bitimely.get_objective('masked')"
+        raise usage_error(f"found {objective!r}", expected, field="objective")
 
 
 def _require_batches(config: TrainConfig, batches: Batches) -> None:

@@ -25,6 +25,7 @@ from bitimely_core.errors import (
 from bitimely_core.evaluate.prediction import Computation, map_batches
 from bitimely_core.evaluate.prediction import predict as predict_rows
 from bitimely_core.evaluate.risk_calibration import IDENTITY, Recalibration
+from bitimely_core.page import Page
 from bitimely_core.registry import Choices
 from bitimely_core.report.new_subjects_page import SharedCounts, SubjectsSummary, new_subjects_page
 from bitimely_core.report.renderer import write_report
@@ -305,11 +306,7 @@ def predict_subjects(
         raise input_error(
             Reason.NO_INPUT, "nobody is in these data", "expected people", file=str(files[0])
         )
-    page = new_subjects_page(model.run.record, model.describe_calibration(), made)
-    trained = (
-        [TRAINED_ON.message] if FindingRecord.from_finding(TRAINED_ON) in made.findings else []
-    )
-    page = replace(page, notices=[*trained, *model.list_notices(), *page.notices])
+    page = _make_page(model, made)
     report = write_report(
         target, page, others={"predictions.parquet": storage.encode_parquet(made.frame)}
     )
@@ -328,6 +325,13 @@ def predict_subjects(
         "exit_code": made.exit_code,
         "exact": {"lines": summary.lines, "findings": exact},
     }
+
+
+def _make_page(model: HistoryPredictor, made: SubjectsPrediction) -> Page:
+    """The page of the risks, with the notices of the run and that of its own people."""
+    page = new_subjects_page(model.run.record, model.describe_calibration(), made)
+    trained = {finding.message for finding in made.findings} & {TRAINED_ON.message}
+    return replace(page, notices=[*trained, *model.list_notices(), *page.notices])
 
 
 def _add_risks(path: Path, frame: pl.DataFrame) -> None:

@@ -348,8 +348,8 @@ def from_pretrained(
     if opened.record.data[0].vocabulary:
         return HistoryPredictor(opened, head, opened.histories(), fitted, changes=lines)
     trained = cast("Windows | None", opened.find_training(workspace))
-    training = frozenset() if trained is None else mark_recordings(trained)
-    return Predictor(opened, head, opened.preprocessing(), fitted, changes=lines, training=training)
+    marks: WindowMarks = frozenset() if trained is None else mark_recordings(trained)
+    return Predictor(opened, head, opened.preprocessing(), fitted, (), lines, marks)
 
 
 def _open_members(run: Run, workspace: Path, *, calibrate: bool) -> Predictor:
@@ -380,10 +380,9 @@ def _open_members(run: Run, workspace: Path, *, calibrate: bool) -> Predictor:
     ]
     heads = [model.head for model in models]
     calibration = _calibrate_members(run, first.run, heads) if calibrate else None
-    training = frozenset().union(*(model.training for model in models))
-    model = replace(
-        models[0], run=run, calibration=calibration, others=tuple(models[1:]), training=training
-    )
+    marks = frozenset().union(*(model.training for model in models))
+    model = replace(models[0], run=run, others=tuple(models[1:]), training=marks)
+    model = replace(model, calibration=calibration)
     return replace(model, changes=_gather_changes(model))
 
 
