@@ -261,7 +261,7 @@ class Head(nn.Module):
                 code=Reason.UNKNOWN_NAME,
                 field="finetune.readout",
             )
-        if not isinstance(outputs, SupportsIndex) or outputs < 1:
+        if not isinstance(outputs, SupportsIndex):
             problem = f"found {outputs!r}"
             raise usage_error(problem, "expected the number of classes or values", field="outputs")
         self.model = model.requires_grad_(not freeze)

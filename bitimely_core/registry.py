@@ -13,8 +13,10 @@ import sys
 import traceback
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -86,12 +88,12 @@ class Registry(Mapping[str, Item]):
     def add(self, name: str, item: Item) -> None:
         """Register `item`.
 
-        Raises ValueError for a name that is taken, UserError as `check_name`.
+        Raises ValueError for a name that is taken, UserError (config, exit 2) where a plug-in has
+        taken it; as `check_name`.
         """
         if check_name(name, self.kind) in self._items:
-            raise ValueError(
-                f"{self.kind} {name!r} is registered twice: {self._items[name]} and {item}"
-            )
+            with blame_plugin(getattr(self._items[name], "function", None)):
+                raise ValueError(f"{self.kind} {name!r} is registered twice, give another name")
         self._items[name] = item
 
     def __getitem__(self, key: str) -> Item:
@@ -266,7 +268,8 @@ def load_plugins() -> None:
                 point.load()
             except (Exception, SystemExit) as error:  # whatever its author wrote
                 raise_system_error(error, stored=False)
-                _refused[point.name] = broken_plugins[point.name] = describe_plugin(point, error)
+                finding = describe_plugin(point, error, find_place(point, error))
+                _refused[point.name] = broken_plugins[point.name] = finding
 
 
 def describe_plugin(point: EntryPoint, error: BaseException, place: str = "") -> Finding:
@@ -290,16 +293,50 @@ def find_plugin_error(error: BaseException) -> UserError | None:
 
     It has exit 2 (config). None for any other error.
     """
-    points = [point for point in entry_points(group="bitimely.plugins") if not is_own(point)]
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        file = Path(frame.filename)
-        for point in points:
-            module = sys.modules.get(point.module.partition(".")[0])
-            root = Path(getattr(module, "__file__", None) or "/dev/null")
-            if file.is_relative_to(root.parent if root.name == "__init__.py" else root):
-                place = f"{file.name}:{frame.lineno}"
-                return join_findings([describe_plugin(point, error, place)])
+    for point in list_foreign_points():
+        if place := find_place(point, error):
+            return join_findings([describe_plugin(point, error, place)])
     return None
+
+
+def list_foreign_points() -> list[EntryPoint]:
+    """The entry points of other packages."""
+    return [point for point in entry_points(group="bitimely.plugins") if not is_own(point)]
+
+
+def find_place(point: EntryPoint, error: BaseException) -> str:
+    """File and line of a plug-in in which an error was raised, or what was called there; "": in
+    none of its lines.
+    """
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if is_of_plugin(point, frame.filename):
+            return f"{Path(frame.filename).name}:{frame.lineno}"
+    return ""
+
+
+def is_of_plugin(point: EntryPoint, file: str) -> bool:
+    """Whether a file is the module, or in the package, of an entry point."""
+    spec = find_spec(point.module.partition(".")[0])
+    root = Path((spec and spec.origin) or "/dev/null")
+    return Path(file).is_relative_to(root.parent if root.name == "__init__.py" else root)
+
+
+@contextmanager
+def blame_plugin(function: Callable[..., Any] | None) -> Iterator[None]:
+    """An error that a plug-in's function leads to outside of its own lines, such as one in drawing
+    what it returned, is a UserError (config, exit 2) with the place of that function.
+    """
+    try:
+        yield
+    except Exception as error:
+        code = getattr(function, "__code__", blame_plugin.__code__)
+        file = code.co_filename
+        points = [point for point in list_foreign_points() if is_of_plugin(point, file)]
+        if isinstance(error, UserError) or not points or find_plugin_error(error):
+            raise
+        raise_system_error(error)
+        place = f"{Path(file).name}:{code.co_firstlineno}"
+        raise join_findings([describe_plugin(points[0], error, place)]) from error
 
 
 Task = Literal["none", "classification", "multilabel", "regression", "survival"]

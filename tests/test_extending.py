@@ -1,10 +1,11 @@
 """A model, an objective, a data set and an analysis, each added as one file of another package and
-driven through the command line.
+driven through the command line; what such a file gets wrong.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -424,3 +425,97 @@ def test_the_command_line_of_a_fresh_process_lists_the_plug_ins(
         for kind, line in zip(kinds, done.stdout.splitlines(), strict=True)
     ]
     assert all("mine" in names for names in listed), listed
+
+
+BROKEN = '''
+"""Analyses that return what is no page, or a page that cannot be drawn, and an augmentation."""
+from bitimely_core.page import PageBuilder
+from bitimely_core.registry import AnalysisFacts, AugmentationFacts, analyses, augmentations
+
+
+@analyses(AnalysisFacts(takes="runs"))
+def unseeded(runs):
+    """Lacks an argument."""
+
+
+@analyses(AnalysisFacts(takes="runs"))
+def unfinished(runs, *, seed=0):
+    """Returns the builder."""
+    return PageBuilder("Mine")
+
+
+@analyses(AnalysisFacts(takes="runs"))
+def undrawn(runs, *, seed=0):
+    """Shows what is no figure."""
+    page = PageBuilder("Mine")
+    page.figure("counts", "Counts", "Of something.", {"a": 1})
+    return page.finish("Counted.")
+
+
+@augmentations(AugmentationFacts())
+def shorten(row, draw, context):
+    """Cuts the window."""
+    return row._replace(values=row.values[:10])
+'''
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["analyze", "unseeded"], "unexpected keyword argument 'seed'"),
+        (["analyze", "unfinished"], r"returns PageBuilder, not PageBuilder.finish\(VERDICT\)"),
+        (["analyze", "undrawn"], "data of type dict are no kind of figure"),
+        (["train", "--augment", "shorten"], r"no LabelledRow with values \[200, 1\]"),
+    ],
+)
+def test_what_a_plug_in_returns_is_refused_with_its_place(
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    reason: str,
+) -> None:
+    """The error of a plug-in that is found behind its own lines is no bug of bitimely."""
+    install_broken(tmp_path, monkeypatch, BROKEN)
+    work = ["-w", str(home)]
+    if words[0] == "analyze":
+        assert main(["train", "features", "--data", "mine", *work]) == 0
+        words = [*words, "features-mine"]
+    else:
+        words = [words[0], "resnet", "--data", "mine", "--steps", "1", *words[1:]]
+    assert main([*words, *work]) == 2
+    error = capsys.readouterr().err
+    assert re.search(
+        rf"the plug-in 'broken\.py:\d+' of the package broken fails: .*{reason}", error
+    )
+    assert "This is a bug" not in error
+
+
+def test_a_plug_in_cannot_take_a_name_of_bitimely(tmp_path: Path) -> None:
+    """In a fresh process, for the names are there once."""
+    write_broken(tmp_path, BROKEN.replace("def undrawn", "def svd"))
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    program += "from bitimely_cli.main import main; sys.exit(main(['list', 'analyses']))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "'broken.py:18' of the package broken fails" in done.stderr
+    assert "'svd' is registered twice" in done.stderr
+
+
+def write_broken(folder: Path, text: str) -> None:
+    """The module `broken`, and the metadata of its package."""
+    (folder / "broken.py").write_text(text)
+    info = folder / "broken-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[bitimely.plugins]\nbroken = broken\n")
+
+
+def install_broken(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """The module `broken` as a plug-in of this process, until the test ends."""
+    write_broken(folder, text)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
+    for book in (registry.analyses, registry.augmentations):
+        monkeypatch.setattr(book, "_items", dict(book._items))

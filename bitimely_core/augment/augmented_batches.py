@@ -16,7 +16,7 @@ import torch
 from bitimely_core.config import FinetuneConfig
 from bitimely_core.data import collate
 from bitimely_core.errors import usage_error
-from bitimely_core.registry import augmentations
+from bitimely_core.registry import augmentations, blame_plugin
 from bitimely_core.types import AugmentationContext, Batch, Batches, LabelledRow
 
 if TYPE_CHECKING:
@@ -110,8 +110,12 @@ class AugmentedBatches:
 
     def _augment_row(self, row: LabelledRow, draw: np.random.Generator) -> LabelledRow:
         context = AugmentationContext(self.label_scales, self._draw_partner)
+        shape = row.values.shape
         for name in self.names:
-            row = augmentations[name](row, draw, context)
+            with blame_plugin(augmentations[name].function):
+                row = augmentations[name](row, draw, context)
+                if row.values.shape != shape:
+                    raise TypeError(f"it returns no LabelledRow with values {list(shape)}")
         return row
 
     def _draw_partner(self, draw: np.random.Generator) -> LabelledRow:

@@ -113,14 +113,23 @@ def analyze(
     windows: Any = None
     if data is not None and _reads_windows(entry, names):
         windows = prepare_windows(data, execution)
-    if takes == "data":
-        page = exact = _name_unit(entry.function(windows, **arguments), {windows.subject_unit})
-    else:
-        arguments |= {"windows": windows} if windows is not None else {}
-        runs = [open_run(run, execution, data) for run in names]
-        exact = _add_changes(_analyze_runs(entry, runs, arguments), runs)
-        page = _share_page(entry, exact, runs)
-    return _write_page(kind, page, target, exact)
+    with registry.blame_plugin(entry.function):
+        if takes == "data":
+            page = exact = _name_unit(_make_page(entry, windows, arguments), {windows.subject_unit})
+        else:
+            arguments |= {"windows": windows} if windows is not None else {}
+            runs = [open_run(run, execution, data) for run in names]
+            exact = _add_changes(_analyze_runs(entry, runs, arguments), runs)
+            page = _share_page(entry, exact, runs)
+        return _write_page(kind, page, target, exact)
+
+
+def _make_page(entry: registry.Entry[Any], subject: object, arguments: Options) -> Page:
+    """The page of an analysis. Raises TypeError where it returns another thing."""
+    page = entry.function(subject, **arguments)
+    if not isinstance(page, Page):
+        raise TypeError(f"it returns {type(page).__name__}, not PageBuilder.finish(VERDICT)")
+    return page
 
 
 def _add_changes(page: Page, runs: list[Run]) -> Page:
@@ -192,7 +201,7 @@ def _analyze_runs(entry: registry.Entry[Any], runs: list[Run], arguments: Option
     if entry.facts.scores:  # it compares predictions with labels
         for run in runs:
             run.count_shared_subjects()
-    page: Page = entry.function(runs or None, **arguments)
+    page = _make_page(entry, runs or None, arguments)
     return _name_unit(page, {run.windows().subject_unit for run in runs})
 
 
