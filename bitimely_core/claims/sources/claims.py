@@ -315,7 +315,9 @@ def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -
     survey = SourceSurvey(counts_subjects=bool(files.labels))
     request = _Request(source=source, options=options, accepted=accepted, survey=survey)
     source_tables = _open_events(request, files.claims)
-    survey.findings += [*report_patients(files), *report_unread(files, options.phecode_map)]
+    answers = ["truth.csv"] if "ledger.json" in source.files else []  # of made-up claims
+    unread = report_unread(files, [*options.phecode_map, *answers])
+    survey.findings += [*report_patients(files), *unread]
     people = _read_subject_facts(request, files)
     forms = parse_date_forms(options)
     _refuse_forms(source_tables, people, forms)

@@ -450,9 +450,9 @@ def report_patients(files: PlainFiles) -> list[Finding]:
 
 
 def report_unread(files: PlainFiles, maps: Sequence[str]) -> list[Finding]:
-    """What tables of the folder are not read, neither as claims nor as one of the `maps` of codes:
-    a warning of those with diagnoses, and of those that are called as the claims but for a number,
-    an info on others.
+    """What tables of the folder are not read, neither as claims nor as one of the `maps` of codes
+    (or another file that is no claims): a warning of those with diagnoses, and of those that are
+    called as the claims but for a number, an info on others.
     """
     called = {cut_number(path) for path in files.claims}
     read = {Path(path).name for path in maps}
