@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -54,11 +53,10 @@ def _mark_window(start: float, samples: np.ndarray) -> tuple[float, bytes]:
 
 def mark_histories(sequences: EventSequences) -> frozenset[bytes]:
     """The marks of histories: checksums of their codes and times."""
-    rows = set(sequences.rows.tolist())
+    flat, clock = sequences.flat, sequences.clock
+    firsts, ends = sequences.firsts[sequences.rows], sequences.firsts[sequences.rows + 1]
     return frozenset(
-        hashlib.sha256(
-            sequences.flat[first:end].tobytes() + sequences.clock[first:end].tobytes()
-        ).digest()
-        for row, (first, end) in enumerate(pairwise(sequences.firsts.tolist()))
-        if end - first >= EVENTS and row in rows
+        hashlib.sha256(flat[first:end].tobytes() + clock[first:end].tobytes()).digest()
+        for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)
+        if end - first >= EVENTS
     )
