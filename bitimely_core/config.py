@@ -170,6 +170,11 @@ class ModelConfig(Section):
         return self.tokenizer in {"patch", "patch-cnn"}
 
     @property
+    def map_stride(self) -> int:
+        """Samples from one step of the last map of a convolutional network to the next."""
+        return 1
+
+    @property
     def normalises_windows(self) -> bool:
         """Whether the model standardises each window by its own statistics."""
         return False

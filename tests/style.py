@@ -69,11 +69,11 @@ class Bound:
 # never meet it by packing
 BOUNDS = (
     Bound("long_lines", 17, 30),
-    Bound("tokens", 750_939, 480_000),
+    Bound("tokens", 755_966, 480_000),
     Bound("branches", 25.8, 20),
     Bound("branchy_functions", 52, 90),
     Bound("wide_functions", 41, 15),
-    Bound("same_keywords", 1_141, 350),
+    Bound("same_keywords", 1_140, 350),
     Bound("filler_names", 16, 300),
     Bound("import_circles", 0, 0),
     Bound("any_dicts", 121, 139),

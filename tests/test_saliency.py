@@ -71,7 +71,9 @@ class Linear(nn.Module):
         SimpleNamespace(tokenizer=SimpleNamespace(count=lambda length: length)),
     )
     config, penalty = (
-        SimpleNamespace(tokenizer="steps", stride=None, patch=1, crop="end", cuts_patches=False),
+        SimpleNamespace(
+            tokenizer="steps", stride=None, patch=1, crop="end", cuts_patches=False, map_stride=1
+        ),
         None,
     )
     target_mean, target_std, target_scale = torch.zeros(1), torch.ones(1), torch.ones(())
@@ -510,6 +512,19 @@ def test_a_layer_without_gradients_is_reported():
     )
     assert "nothing to compare" in page.verdict
     assert page.summary["bitimelygpt"]["input"]["ratio"]["value"] > 0
+
+
+def test_the_mean_over_time_tells_no_times_apart():
+    """A head on it gives all steps of a residual network one gradient, whatever the weights are."""
+    one = run("resnet", Labelled(n=80), tuned=True)
+    page = saliency([one], sequences=4, lengths="1", bootstrap=50)
+    assert page.summary["resnet"]["layer"] is None
+    assert page.summary["resnet"]["samples_a_token"] == 8  # three blocks of stride 2
+    assert "at its input" in page.verdict
+    assert any("the mean of its states over time" in notice for notice in page.notices)
+    page = saliency([one], sequences=4, lengths="1", bootstrap=50, layer=1)
+    # it covers the window: a share as large as that of the length, wherever the shapelets are
+    assert page.summary["resnet"]["embeddings"]["ratio"]["value"] == pytest.approx(1, rel=0.05)
 
 
 def test_shapelets_of_a_report_are_read(tmp_path):

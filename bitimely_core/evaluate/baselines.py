@@ -186,7 +186,8 @@ def predict_baseline(
     if settings:
         inputs["settings"] = settings
     file = f"{kind}-{storage.fingerprint(inputs)[:24]}.parquet"
-    stored = next((folder / file for folder in (keep, *also) if has_result(folder / file)), None)
+    places = [folder / file for folder in (keep, *also)]
+    stored = next(filter(has_result, places), None)
     if stored is None:
         prediction = fit_and_predict(kind, parts, seed, settings)
         stored = keep / file

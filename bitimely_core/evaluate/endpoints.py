@@ -166,7 +166,8 @@ def compute_kappa(first: Array, second: Array, k: int) -> float:
     """Cohen's kappa of two sequences of class ids; NaN where chance agreement is 1."""
     a, b = (np.bincount(ids, minlength=k) / len(ids) for ids in (first, second))
     chance = float(a @ b)
-    return float(((first == second).mean() - chance) / (1 - chance)) if chance < 1 else np.nan
+    agreement = float((first == second).mean())
+    return (agreement - chance) / (1 - chance) if chance < 1 else np.nan
 
 
 def summarize_nights(nights: Nights, bootstrap: int = 1000) -> NightScores:

@@ -81,7 +81,8 @@ def bound_share(share: float, trials: float) -> Interval:
 
     hits, alpha = share * trials, 1 - LEVEL
     lo = float(betaincinv(hits, trials - hits + 1, alpha / 2)) if hits > 0 else 0.0
-    return lo, float(betaincinv(hits + 1, trials - hits, 1 - alpha / 2)) if hits < trials else 1.0
+    hi = float(betaincinv(hits + 1, trials - hits, 1 - alpha / 2)) if hits < trials else 1.0
+    return lo, hi
 
 
 class Spread(NamedTuple):
@@ -366,7 +367,8 @@ def explain_absent_class(rows: ScoredRows, k: int) -> str | None:
 def explain_no_followup(rows: ScoredRows, k: int) -> str | None:
     """Why times to event define no score at the horizon of column k, or None."""
     day = parse_horizon(rows.names[k])[1]
-    return None if (rows.target[:, k, 0] > day).any() else f"nobody is observed past day {day:g}"
+    is_observed = bool((rows.target[:, k, 0] > day).any())
+    return None if is_observed else f"nobody is observed past day {day:g}"
 
 
 def _explain_undefined(rows: ScoredRows) -> dict[str, str | None]:

@@ -192,7 +192,8 @@ def to_probabilities(task: str, logits: Any) -> Array:
 
 
 def _require_finite(values: Array, what: str) -> None:
-    bad = int((~np.isfinite(values)).reshape(len(values), -1).any(1).sum()) if len(values) else 0
+    is_bad = ~np.isfinite(values)
+    bad = int(is_bad.any(tuple(range(1, values.ndim))).sum())
     if bad:
         raise input_error(
             Reason.NON_FINITE,
@@ -288,7 +289,9 @@ def _check_classes(target: Array, names: Sequence[str]) -> tuple[Array, Array]:
 
 def _check_labels(target: Array, names: Sequence[str]) -> tuple[Array, Array]:
     """Labels [n, K], 0 where they are not known, and whether they are."""
-    unknown = np.isnan(target) if target.dtype.kind == "f" else np.zeros(target.shape, dtype=bool)
+    unknown = np.zeros(target.shape, dtype=bool)
+    if target.dtype.kind == "f":
+        unknown = np.isnan(target)
     labels = np.where(unknown, 0, target)
     return _check_integers(labels, (len(target), len(names)), 2), ~unknown
 

@@ -540,11 +540,13 @@ def _list_diverged(
     limit = 10 * float(np.median(spreads or [np.inf]))
     remarks = []
     for row, cell in cells.items():
-        seeds = [
-            (seed.seed, column.sign * seed.value) for seed in cell.seeds if seed.value is not None
-        ]
-        middle = float(np.median([value for _, value in seeds])) if len(seeds) > 1 else np.nan
-        for seed, value in seeds:
+        seeds = {
+            seed.seed: column.sign * seed.value for seed in cell.seeds if seed.value is not None
+        }
+        middle = np.nan
+        if len(seeds) > 1:
+            middle = float(np.median(list(seeds.values())))
+        for seed, value in seeds.items():
             is_constant = value <= constant < middle - (cell.se or 0.0)
             if is_constant or 0 < limit < abs(value - middle):
                 numbers = f"{column.sign * value:.3g}, median of the row {column.sign * middle:.3g}"

@@ -98,7 +98,9 @@ def measure_calibration(
     z = to_log_odds(p)
     slopes = np.stack([np.ones_like(z), z], axis=1)
     few = min(np.sum(y == 1), np.sum(y == 0)) < LEAST
-    reason = f"fewer than {LEAST} rows with or without the label" if few else "does not converge"
+    reason = "does not converge"
+    if few:
+        reason = f"fewer than {LEAST} rows with or without the label"
     fits = {
         "slope": None if few else fit_logistic(slopes, y),
         "intercept": None if few else fit_logistic(slopes[:, :1], y, z),

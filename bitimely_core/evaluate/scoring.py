@@ -204,7 +204,9 @@ def score(
         metrics[name] |= _list_certain(estimates[name], metrics[name])
     texts = dict.fromkeys(predictions, "predictions on the same windows") | ABOUT
     texts |= dict(about or {}) | {name: constant.about for name, constant in constants.items()}
-    by_class = {} if task == "regression" else build_class_scores(rows, estimates["run"], bootstrap)
+    by_class: dict[str, ClassScores] = {}
+    if task != "regression":
+        by_class = build_class_scores(rows, estimates["run"], bootstrap)
     return TaskScores(
         task=task,
         main=MAIN[task],
@@ -309,8 +311,9 @@ def describe_units(scores: TaskScores) -> str:
     (people may be shared)`.
     """
     unit = name_unit(scores)
-    shared = "" if unit in {"subject", "window"} else " (people may be shared)"
-    return f"{format_count(scores.n_subjects)} {'subject' if unit == 'window' else unit}s{shared}"
+    people = "subject" if unit == "window" else unit
+    shared = "" if people == "subject" else " (people may be shared)"
+    return f"{format_count(scores.n_subjects)} {people}s{shared}"
 
 
 def score_figure(scores: TaskScores) -> Figure | None:

@@ -96,7 +96,9 @@ class PrintedMetric(NamedTuple):
         none.
         """
         bounds = (d.corrected_lo, d.corrected_hi)
-        return self.fit_value(d.difference) if None in bounds else self.fit(d.total_se, *bounds)
+        if None in bounds:
+            return self.fit_value(d.difference)
+        return self.fit(d.total_se, *bounds)
 
     def difference(self, value: float | None) -> str:
         """A difference with its unit."""

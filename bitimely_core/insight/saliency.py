@@ -53,6 +53,7 @@ Ints = npt.NDArray[np.int64]
 
 ADVISED_WINDOWS = 20  # windows
 CONTROL_WINDOWS = 64  # windows of the second and further random initialisations
+SAME = 1e-4  # of the largest gradient: smaller differences are those of rounding
 MASKED, DROPPED = 0.4, 0.7  # of the figure that shows three kinds of pre-training
 
 
@@ -95,7 +96,7 @@ def saliency(
 
     A shapelet is present in each of the `sequences` windows; `shapelets` and `lengths` are as in
     `attention`. `layer` of the output embeddings counts from 1; 0 = the last one whose tokens have
-    a gradient. Random masks are averaged over `masks` draws.
+    gradients that differ. Random masks are averaged over `masks` draws.
 
     Returns a page; its summary is keyed by run, then `embeddings` and `input`. Raises UserError:
     runs on different windows, events, a layer that does not exist, windows without classes and no
@@ -240,7 +241,7 @@ def _measure_run(
     config: ModelConfig, maps: list[SaliencyMaps], sample: regions.ShapeletSample, layer: int
 ) -> RunSaliency:
     """Measures of the maps of a run and of its random initialisations; `layer` of the embeddings
-    counts from 1, 0: the last one with a gradient.
+    counts from 1, 0: the last one whose gradients differ over time.
     """
     chosen, (trained, *random) = sample.windows, maps
     index = _choose_layer(trained, layer)
@@ -272,8 +273,17 @@ def _measure_run(
 def _choose_layer(maps: SaliencyMaps, layer: int) -> int | None:
     if 0 < layer <= len(maps.layers):
         return layer - 1
-    alive = [k for k, part in enumerate(maps.layers) if np.isfinite(part).any()]
-    return max(alive, default=None)
+    varying = [k for k, heat in enumerate(maps.heat) if _varies_over_time(heat)]
+    return max(varying, default=None)
+
+
+def _varies_over_time(heat: Array) -> bool:
+    """Whether the gradients [N, D] at the states of a window differ over time. A head on their mean
+    over time gives all of them the same, whatever the weights are.
+    """
+    sizes = heat.mean(1)
+    used = sizes[sizes > 0]
+    return used.size > 0 and bool(np.ptp(used) > SAME * used.max())
 
 
 def judge_runs(measured: Mapping[str, RunSaliency]) -> dict[tuple[str, str], regions.RegionFinding]:
@@ -296,10 +306,11 @@ HOW_TO_READ = (
     "gradient of each token comes from its own prediction: it maps where the loss is large, not "
     "what the model used (see the correlation with the loss below). Maps of lower layers and of "
     "the input are attributions. A fine-tuned run that reads [SOS] or [EOS] has no gradient at the "
-    "tokens of the last layer, so the last layer with a gradient is used. Maps sum to 1 over a "
-    "window; values of tokens are spread evenly over their samples. Random masks are averaged over "
-    "several draws. A map that correlates with that of random weights reflects the architecture "
-    "and the signal, not training."
+    "tokens of the last layer, and one that reads the mean over time has the same at all of them: "
+    "the last layer whose gradients differ over time is used. Maps sum to 1 over a window; values "
+    "of tokens are spread evenly over their samples. Random masks are averaged over several draws. "
+    "A map that correlates with that of random weights reflects the architecture and the signal, "
+    "not training."
 )
 WINDOWS = (
     "Share of the windows with a ratio up to the value on the axis. In the paper this distribution "
@@ -552,8 +563,8 @@ def _add_notices(
     for name, run in measured.items():
         if run.layer is None:
             page.notice(
-                f"{name}: its objective reads no states of complete windows, so only the input has "
-                "a map."
+                f"{name}: its loss reads no states of complete windows, or the mean of its "
+                "states over time alone, so only the input has a map."
             )
 
 

@@ -415,4 +415,5 @@ def mask_before(ends: Tensor, count: int) -> Tensor:
 
 def samples_per_token(config: ModelConfig) -> int:
     """Samples from one token to the next."""
-    return {"conv": 4, "steps": 1}.get(config.tokenizer, config.stride or config.patch)
+    steps = {"conv": 4, "steps": config.map_stride}
+    return steps.get(config.tokenizer, config.stride or config.patch)

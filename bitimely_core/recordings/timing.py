@@ -333,7 +333,9 @@ def drop_empty_rows(column: np.ndarray) -> tuple[np.ndarray, int]:
         return column, 1
     first = int(filled[0]) % step
     values = column[first::step]
-    return (np.append(np.float32(np.nan), values) if 2 * first > step else values), step
+    if 2 * first > step:
+        values = np.append(np.float32(np.nan), values)
+    return values, step
 
 
 def place_on_grid(

@@ -202,10 +202,9 @@ def _add_unknown(page: PageBuilder, made: SubjectsPredictionLike) -> None:
     """The codes that were not understood, those of most people first."""
     total = made.frame.height
     named = [row for row in made.unknown.iter_rows() if made.exact or row[3] >= SMALL]
-    rows = [
-        [code, reason, *((rows, people) if made.exact else _share_code(rows, people, total))]
-        for code, reason, rows, people in named[:CODES]
-    ]
+    rows = named[:CODES]
+    if not made.exact:
+        rows = [(*texts, *_share_code(count, people, total)) for *texts, count, people in rows]
     others = made.unknown.height - len(rows)
     caption = UNKNOWN + (f" {others:,} more codes are not listed." if others else "")
     columns = ["code", "reason", "rows", "people"]

@@ -64,13 +64,8 @@ class MapAdapter(PlainAdapter):
 
     def build(self, config: ModelConfig) -> None:
         """As `PlainAdapter.build`."""
-        self.tokenizer = StrideTokenizer(count_channels(config), self.count_stride(config))
+        self.tokenizer = StrideTokenizer(count_channels(config), config.map_stride)
         self.output = nn.ModuleDict()
-
-    @staticmethod
-    def count_stride(config: ModelConfig) -> int:
-        """Samples from one step of the last map to the next."""
-        return 1
 
 
 class NormedConv(nn.Module):

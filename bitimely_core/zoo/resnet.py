@@ -42,6 +42,11 @@ class ResNetConfig(ModelConfig):
         None, ge=3, le=12, description="Residual blocks of stride 2; none: 3 to 5 by the length."
     )
 
+    @property
+    def map_stride(self) -> int:
+        """That of the stem times 2 for each block."""
+        return (self.stem or 1) * STRIDE ** (self.blocks or 0)
+
 
 def choose_sizes(config: ResNetConfig) -> ResNetConfig:
     """The configuration with stride and blocks for its windows, where they are not given."""
@@ -68,13 +73,6 @@ class ResNetAdapter(MapAdapter):
         self.stem = NormedConv(
             self.tokenizer.channels, list_widths(config)[0], STEM, config.stem or 1
         )
-
-    @staticmethod
-    def count_stride(config: ModelConfig) -> int:
-        """That of the stem times 2 for each block."""
-        assert isinstance(config, ResNetConfig)
-        assert config.blocks is not None
-        return (config.stem or 1) * STRIDE**config.blocks
 
 
 class ResNet(MapModel):

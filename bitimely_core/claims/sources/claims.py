@@ -325,16 +325,16 @@ def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -
     if not once or any(forms.values()) or people.spells is not None:
         survey.read_all(source_tables)
     patients, periods = _make_patients(people, forms, survey)
+    maps = [path for path in source.files if PurePosixPath(path).name.lower() == MAP_FILE]
+    facts = {"records": survey.records} if any(table.wide for table in source_tables) else {}
     return ClaimsSource(
         events=EventReader(source_tables),
         survey=survey,
         subjects=patients,
         labels=_read_labels(request, files.labels),
         source=options.default_source or "outpatient",
-        map_files=[path for path in source.files if PurePosixPath(path).name.lower() == MAP_FILE][
-            :1
-        ],
-        facts={"records": survey.records} if any(table.wide for table in source_tables) else {},
+        map_files=maps[:1],
+        facts=facts,
         periods=periods,
         advice=people.advice,
     )
@@ -616,7 +616,8 @@ def _report_choice(
         chosen = table.columns[key]
         others = [safe_text(name) for name in find_names(names, wanted[key]) if name != chosen]
         if others and chosen.lower() != wanted[key][0]:
-            problem = f"the {key} is read from {safe_text(chosen)}, not from {' and '.join(others)}"
+            passed_over = " and ".join(others)
+            problem = f"the {key} is read from {safe_text(chosen)}, not from {passed_over}"
             hint = f"Choose with --col {key}=NAME"
             findings.append(input_warning(Reason.HEADER, problem, "", hint, file=table.file, row=1))
     return findings
@@ -803,9 +804,8 @@ def _read_patients_of_claims(
     facts = [_read_claim_facts(request, file, wanted) for file in files]
     frames = [frame for frame in facts if frame is not None]
     headers = [list_names(request.source, file) for file in files]
-    told = {
-        key for key in CLAIM_FACTS for names in headers if find_names(names, wanted.get(key, ()))
-    }
+    names = list(itertools.chain.from_iterable(headers))
+    told = {key for key in CLAIM_FACTS if find_names(names, wanted.get(key, ()))}
     missing = sorted(named & set(PATIENT_COLUMNS) - {"subject"} - told)
     if missing:
         raise usage_error(

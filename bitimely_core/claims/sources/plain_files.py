@@ -479,12 +479,10 @@ def report_unread(files: PlainFiles, maps: Sequence[str]) -> list[Finding]:
 def _report_codes(files: PlainFiles, paths: Sequence[str]) -> list[Finding]:
     """Warnings of those of some tables that hold diagnoses, which are not read."""
     why = "more diagnoses are in it than in the claims"
-    coded = filter(files.codes.__contains__, paths)
-    return [
-        finding
-        for path in coded
-        for finding in _report_files([path], "warning", why, _advise_joining(files, path))
-    ]
+    findings: list[Finding] = []
+    for path in filter(files.codes.__contains__, paths):
+        findings += _report_files([path], "warning", why, _advise_joining(files, path))
+    return findings
 
 
 def _advise_joining(files: PlainFiles, path: str) -> str:
