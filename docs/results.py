@@ -132,7 +132,7 @@ FAMILIES = {
     "models-augmented-families": (
         'bitimely run models-augmented --only "strict 0.1" --only "scratch 0.1" --only "resnet 0.1" -w W',
     ),
-    "models-few-families": ('bitimely run models-few --only "epilepsy/five" -w W',),
+    "models-few-families": ('bitimely run models-few --only "epilepsy/five" --only "0.01" -w W',),
 }
 DESCRIPTIVE = "open-descriptive"  # the section of the differences without verdicts
 
