@@ -12,7 +12,7 @@ import re
 import shlex
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import resources
@@ -60,6 +60,7 @@ from bitimely_core.recordings.mapping import (
 )
 from bitimely_core.recordings.mne_files import find_later_parts, list_later_parts, list_named_files
 from bitimely_core.recordings.sample_tables import read_series
+from bitimely_core.recordings.seizure_lists import SeizureLists, find_seizure_lists
 from bitimely_core.recordings.sessions import ROOT, find_sessions
 from bitimely_core.recordings.sidecars import describe_table, is_bids, read_sidecars
 from bitimely_core.recordings.sniffed_tables import (
@@ -200,6 +201,9 @@ def list_units(
         recordings.pop(reference.rule.path, None)
         headed, reference = reference.headed, reference.finding
     yield from [reference] if reference else []
+    lists = _find_seizures(source, chosen, recordings)
+    passed_over.update(lists.files)
+    yield from lists.findings
     beside = _find_labels(source, chosen, recordings, passed_over)
     yield from beside.findings
     for rel in beside.list_taken() & recordings.keys():
@@ -212,7 +216,7 @@ def list_units(
     yield from findings
     for rel in recordings:
         yield from unmatched.drop_torn_rows(rel, keys.keys[rel], rows, table_file)
-    notes: dict[str, list[Annotation]] = {}
+    notes = lists.notes
     if chosen.annotations:
         epoch = read_label_rules(chosen).epoch or EPOCH
         findings, notes = read_annotations(source, chosen.annotations, epoch)
@@ -235,6 +239,14 @@ def list_units(
     yield from _report_unclaimed(source, units, passed_over)
     yield from _report_unmatched(infos, keys, labels, chosen)
     yield from units
+
+
+def _find_seizures(
+    source: Source, chosen: RecordingMap, recordings: Collection[str]
+) -> SeizureLists:
+    """The seizures that lists state, where the map has no table of annotations."""
+    names = assign_recording_keys(() if chosen.annotations else recordings)
+    return find_seizure_lists(source, names.keys)
 
 
 def _find_labels(

@@ -326,7 +326,7 @@ def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -
         survey.read_all(source_tables)
     patients, periods = _make_patients(people, forms, survey)
     maps = [path for path in source.files if PurePosixPath(path).name.lower() == MAP_FILE]
-    facts = {"records": survey.records} if any(table.wide for table in source_tables) else {}
+    row_facts = {"records": survey.records} if any(table.wide for table in source_tables) else {}
     return ClaimsSource(
         events=EventReader(source_tables),
         survey=survey,
@@ -334,7 +334,7 @@ def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -
         labels=_read_labels(request, files.labels),
         source=options.default_source or "outpatient",
         map_files=maps[:1],
-        facts=facts,
+        facts=row_facts,
         periods=periods,
         advice=people.advice,
     )
