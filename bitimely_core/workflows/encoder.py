@@ -196,12 +196,15 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
                 f"task {self.task!r}", "expected classification or regression", field="task"
             )
         values, target = self._read(X, y, reset=True)
+        name = self.objective or registry.models[self.model].facts.objective
+        if target is None and name == "none":
+            problem, hint = f"{self.model} learns from labels alone", "Use fit(X, y)"
+            raise usage_error(problem, "expected labels", hint, field="y")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             self.model_ = models.from_config(self._configure(values.shape[1])).eval()
-            name = self.objective or registry.models[self.model].facts.objective
-            if target is None or name != "none":  # a model of labels alone has none
+            if name != "none":  # of a model that learns from labels alone
                 least = registry.objectives[name].facts.rows
                 self._train(
                     self.model_,
