@@ -16,6 +16,7 @@ from bitimely_core import __version__
 from bitimely_core.config import RESUME_EXEMPT as TRAIN_EXEMPT
 from bitimely_core.errors import (
     Reason,
+    UserError,
     input_error,
     integrity_error,
     raise_differences,
@@ -41,6 +42,7 @@ from bitimely_core.store.records import (
     write_results,
 )
 from bitimely_core.store.workspace import find_run_folder, locate
+from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.sequences import EXTERNAL, HISTORIES
 from bitimely_core.tokens.sets import name_subjects
 
@@ -168,18 +170,21 @@ class Run:
 
     def find_training(self, workspace: Path) -> TokenSet | None:
         """The rows of the subjects that the run was trained on; None where `workspace` does not
-        hold these tokens.
+        hold these tokens, or files of the run or the tokens are damaged.
         """
         from bitimely_core import tokens
 
         data = self.record.data[0]
-        folder = locate(workspace, "tokens", data.name)
-        if self.train_subjects is None or not (folder / manifests.MANIFEST).is_file():
+        windows: TokenSet
+        try:
+            subjects = self.train_subjects
+            windows = tokens.open_tokens(locate(workspace, "tokens", data.name), verify=False)
+        except UserError as error:
+            raise_system_error(error)
+            return None  # less can be said; who needs these files refuses them
+        if subjects is None or windows.fingerprint != data.fingerprint:
             return None
-        windows: TokenSet = tokens.open_tokens(folder, verify=False)
-        if windows.fingerprint != data.fingerprint:
-            return None
-        train, marks = windows["train"], frozenset(self.train_subjects.marks)
+        train, marks = windows["train"], frozenset(subjects.marks)
         keep = [mark_subject(data.dataset, subject) in marks for subject in train.subjects()]
         return train.subset(np.array(keep))
 
