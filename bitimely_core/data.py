@@ -183,9 +183,9 @@ def batches(
         least: a last batch of fewer rows is left out of the epoch, for objectives that compare the
             rows of a batch with each other.
 
-    Raises UserError (config, exit 2) for what is no token set, such as an array.
+    Raises UserError (config, exit 2) for an array or a list.
     """
-    if not isinstance(windows, TokenSet):
+    if isinstance(windows, np.ndarray | Tensor | list):
         raise usage_error(
             f"found {type(windows).__name__}",
             "expected windows, as bitimely.open_tokens(FOLDER)['train']",
