@@ -25,7 +25,7 @@ NOUNS = (
     "parameters|parts|passes|patches|paths|patients|people|phecodes|places|points|"
     "positions|predictions|problems|processes|rates|readouts|recordings|records|"
     "reports|resamples|rounds|rows|runs|samples|scorers|scores|seconds|seeds|"
-    "segments|sequences|sets|settings|shapelets|shards|signals|stages|stays|steps|"
+    "segments|seizures|sequences|sets|settings|shapelets|shards|signals|stages|stays|steps|"
     "stretches|subjects|tables|targets|tensors|tests|texts|threads|times|tokens|"
     "trainings|trees|units|values|vectors|versions|views|visits|weights|windows|"
     "words|years"

@@ -208,7 +208,7 @@ def test_settings_of_the_model_are_parameters() -> None:
         bt.Encoder("timelygtp").fit(x)
     with pytest.raises(UserError, match="epochs"):
         bt.Encoder(epochs=-1).fit(x)
-    with pytest.raises(UserError, match=r"y: resnet learns from labels alone.*fit\(X, y\)"):
+    with pytest.raises(UserError, match=r"y: no labels for resnet.*fit\(X, y\)"):
         bt.Encoder("resnet").fit(x)
     with pytest.raises(UserError, match="multilabel"):
         bt.Encoder(task="multilabel").fit(x)

@@ -198,8 +198,8 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         values, target = self._read(X, y, reset=True)
         name = self.objective or registry.models[self.model].facts.objective
         if target is None and name == "none":
-            problem, hint = f"{self.model} learns from labels alone", "Use fit(X, y)"
-            raise usage_error(problem, "expected labels", hint, field="y")
+            problem, expected = f"no labels for {self.model}", "expected a class or a number a row"
+            raise usage_error(problem, expected, "Use fit(X, y)", field="y")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
