@@ -41,7 +41,7 @@ from bitimely_core.errors import Exit, Reason, input_warning, usage_error
 from bitimely_core.privacy import format_count
 
 if TYPE_CHECKING:
-    from bitimely_core.schemas.scores import MetricValue, Scores
+    from bitimely_core.schemas.scores import MetricValue, PairedScores, Scores
     from bitimely_core.workflows.jobs import TrainingResult
 
 
@@ -510,21 +510,27 @@ def _list_numbers(metric: MetricValue) -> list[float | None]:
 
 def _describe_comparison(scores: Scores) -> list[str]:
     """Lines about the differences to another run."""
+    assert scores.comparison is not None
+    runs = f"{scores.run} minus {scores.comparison.run}"
+    differences = scores.comparison.metrics.items()
+    lines = [f"{name}: {runs} = {_describe_difference(d)}" for name, d in differences]
+    return [*lines, *filter(None, [scores.comparison.sentence])]
+
+
+def _describe_difference(d: PairedScores) -> str:
+    """A difference with its unit and its interval, or that it is undefined."""
     from bitimely_core.evaluate import MetricUnit
     from bitimely_core.evaluate.verdicts import choose_places
 
-    assert scores.comparison is not None
-    lines = []
-    for name, d in scores.comparison.metrics.items():
-        unit = MetricUnit(d.unit or "1", d.factor or 1.0)
-        numbers = [None if v is None else v * unit.factor for v in (d.difference, d.lo, d.hi, d.se)]
-        places = choose_places(2 if unit.factor > 1 else 4, numbers[3], *numbers[1:3])
-        value, lo, hi = ("undefined" if v is None else f"{v:+.{places}f}" for v in numbers[:3])
-        suffix = "" if d.difference is None else unit.suffix
-        interval = "" if d.lo is None else f" (95 % CI {lo} to {hi})"
-        runs = f"{scores.run} minus {scores.comparison.run}"
-        lines.append(f"{name}: {runs} = {value}{suffix}{interval}")
-    return [*lines, *filter(None, [scores.comparison.sentence])]
+    if d.difference is None:
+        return "undefined"
+    unit = MetricUnit(d.unit or "1", d.factor or 1.0)
+    lo, hi, se = (None if v is None else v * unit.factor for v in (d.lo, d.hi, d.se))
+    places = choose_places(2 if unit.factor > 1 else 4, se, lo, hi)
+    interval = ""
+    if lo is not None:
+        interval = f" (95 % CI {lo:+.{places}f} to {hi:+.{places}f})"
+    return f"{d.difference * unit.factor:+.{places}f}{unit.suffix}{interval}"
 
 
 @expand_options

@@ -163,8 +163,8 @@ def predict_baseline(
     if kind not in list_baselines(windows):
         return "it is for other data"
     choices = record.settings.data
-    # else all seeds share one
-    seed = record.seed if choices.fraction < 1 or choices.limit is not None else 0
+    draws_rows = choices.fraction < 1 or choices.limit is not None
+    seed = record.seed if draws_rows else 0  # of all rows the predictions are those of every seed
     settings = count_settings(record) if kind in COUNTED else None
     parts = _limit_parts(windows, split, choices, seed)
     rows, training = draw_positions(len(parts["test"]), most), len(parts["train"])
@@ -186,8 +186,7 @@ def predict_baseline(
     if settings:
         inputs["settings"] = settings
     file = f"{kind}-{storage.fingerprint(inputs)[:24]}.parquet"
-    places = [folder / file for folder in (keep, *also)]
-    stored = next(filter(has_result, places), None)
+    stored = _find_stored(file, (keep, *also))
     if stored is None:
         prediction = fit_and_predict(kind, parts, seed, settings)
         stored = keep / file
@@ -195,6 +194,11 @@ def predict_baseline(
     columns = read_result_table(stored).to_numpy()
     prediction = columns[:, 0] if windows.task == "regression" else columns
     return BaselinePredictions(rows, prediction, len(parts["train"]), training, settings)
+
+
+def _find_stored(file: str, folders: Sequence[Path]) -> Path | None:
+    """The stored predictions in the first of the folders that has them."""
+    return next(filter(has_result, (folder / file for folder in folders)), None)
 
 
 def _store_prediction(path: Path, prediction: Array, columns: int) -> None:

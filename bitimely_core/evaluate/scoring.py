@@ -204,9 +204,13 @@ def score(
         metrics[name] |= _list_certain(estimates[name], metrics[name])
     texts = dict.fromkeys(predictions, "predictions on the same windows") | ABOUT
     texts |= dict(about or {}) | {name: constant.about for name, constant in constants.items()}
+    run = estimates["run"]
+    described = {
+        name: Baseline(about=texts[name], metrics=metrics[name]) for name in [*estimates][1:]
+    }
     by_class: dict[str, ClassScores] = {}
     if task != "regression":
-        by_class = build_class_scores(rows, estimates["run"], bootstrap)
+        by_class = build_class_scores(rows, run, bootstrap)
     return TaskScores(
         task=task,
         main=MAIN[task],
@@ -217,15 +221,8 @@ def score(
         by_class=by_class,
         confusion=_count_confusion(rows) if task == "classification" else None,
         baselines={
-            name: _describe_baseline(
-                rows,
-                estimates["run"],
-                estimates[name],
-                Baseline(about=texts[name], metrics=metrics[name]),
-                bootstrap,
-                unit,
-            )
-            for name in [*estimates][1:]
+            name: _describe_baseline(rows, run, estimates[name], baseline, bootstrap, unit)
+            for name, baseline in described.items()
         },
         intervals=describe_intervals(rows, by, subject),
         remarks=[str(rename_units(line, subject)) for line in _list_remarks(rows, bootstrap)],

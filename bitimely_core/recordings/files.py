@@ -413,20 +413,31 @@ def _choose_files(
     """The files that may be recordings, with format and rule. Of BIDS tables are recordings where
     the map says so, and physiology where nothing else is.
     """
-    bids = is_bids(source)
-    if bids and not has_map:
-        formats = tuple(kind for kind in formats if kind != "table")
+    choices = _choose_formats(source, chosen, passed_over)
+    if not is_bids(source):
+        return _filter_formats(choices, formats)
+    readable = formats if has_map else set(formats) - {"table"}
+    physiology = {rel: choice for rel, choice in choices.items() if PHYSIOLOGY.search(rel)}
+    return _filter_formats(choices, readable) or physiology
+
+
+def _choose_formats(
+    source: Source, chosen: RecordingMap, passed_over: set[str]
+) -> dict[str, tuple[Format, FileRule]]:
+    """Format and rule of the files that have one. The tables of BIDS describe other files."""
+    described = ".tsv" if is_bids(source) else ()
     choices = {
-        rel: choice
+        rel: choose_format(rel, _find_rule(rel, chosen))
         for rel in (*source.files, *source.rejected)
-        if rel not in passed_over
-        and not (bids and rel.endswith(".tsv"))
-        and (choice := choose_format(rel, _find_rule(rel, chosen)))
+        if rel not in passed_over and not rel.endswith(described)
     }
-    recordings = {rel: choice for rel, choice in choices.items() if choice[0] in formats}
-    if bids and not recordings:
-        return {rel: choice for rel, choice in choices.items() if PHYSIOLOGY.search(rel)}
-    return recordings
+    return {rel: choice for rel, choice in choices.items() if choice}
+
+
+def _filter_formats(
+    choices: Mapping[str, tuple[Format, FileRule]], formats: Collection[Format]
+) -> dict[str, tuple[Format, FileRule]]:
+    return {rel: choice for rel, choice in choices.items() if choice[0] in formats}
 
 
 def _list_passed_over(source: Source, chosen: RecordingMap) -> set[str]:

@@ -100,15 +100,8 @@ def analyze(
             "options": parsed,
             "report": str(target / "report.html"),
         }
-    offered = {
-        "device": device,
-        "model": model or "bitimelygpt",
-        "objective": objective,
-        "preset": preset,
-    }
-    parameters = inspect.signature(entry.function).parameters
-    arguments = {**parsed, "seed": seed}
-    arguments |= {key: offered[key] for key in offered.keys() & parameters.keys()}
+    choices = {"model": model or "bitimelygpt", "objective": objective, "preset": preset}
+    arguments = {**parsed, "seed": seed} | _select_known(entry, {"device": device, **choices})
     execution = Execution(workspace, verify=verify)
     windows: Any = None
     if data is not None and _reads_windows(entry, names):
@@ -122,6 +115,12 @@ def analyze(
             exact = _add_changes(_analyze_runs(entry, runs, arguments), runs)
             page = _share_page(entry, exact, runs)
         return _write_page(kind, page, target, exact)
+
+
+def _select_known(entry: registry.Entry[Any], offered: Options) -> Options:
+    """Of the arguments that are offered those that the analysis has as parameters."""
+    parameters = inspect.signature(entry.function).parameters
+    return {key: value for key, value in offered.items() if key in parameters}
 
 
 def _make_page(entry: registry.Entry[Any], subject: object, arguments: Options) -> Page:

@@ -281,13 +281,7 @@ def predict_subjects(
 
     Raises UserError: config (exit 2) for several folders; no_input (4) for one without people.
     """
-    if len(files) != 1:
-        raise usage_error(
-            f"{len(files)} paths",
-            "expected one folder of claims, or one cache",
-            "Put the tables of all people into one folder",
-            field="FILES",
-        )
+    folder = _require_one(files)
     result: SubjectsResult = {
         "format_version": FORMAT,
         "run": model.run.name,
@@ -301,10 +295,10 @@ def predict_subjects(
         refuse_inside_workspace(ids, request.workspace)
     if dry_run:
         return result
-    made = model.predict_subjects(files[0], request, place)
+    made = model.predict_subjects(folder, request, place)
     if not made.frame.height:
         raise input_error(
-            Reason.NO_INPUT, "nobody is in these data", "expected people", file=str(files[0])
+            Reason.NO_INPUT, "nobody is in these data", "expected people", file=str(folder)
         )
     page = _make_page(model, made)
     report = write_report(
@@ -325,6 +319,18 @@ def predict_subjects(
         "exit_code": made.exit_code,
         "exact": {"lines": summary.lines, "findings": exact},
     }
+
+
+def _require_one(files: Sequence[Path]) -> Path:
+    """The only path. Raises UserError (config, exit 2) for several."""
+    if len(files) != 1:
+        raise usage_error(
+            f"{len(files)} paths",
+            "expected one folder of claims, or one cache",
+            "Put the tables of all people into one folder",
+            field="FILES",
+        )
+    return files[0]
 
 
 def _make_page(model: HistoryPredictor, made: SubjectsPrediction) -> Page:

@@ -260,14 +260,9 @@ class Predictor:
             )
         prediction = prediction / (1 + len(self.others))
         confidence, sets = None, None
-        fitted = self.calibration
-        threshold = None if fitted is None else fitted.threshold
         if windows.task == "classification":
-            tempered = prediction
-            if fitted is not None and fitted.temperature is not None:
-                tempered = apply_temperature(windows.task, prediction, fitted.temperature)
-            confidence = tempered[np.arange(len(prediction)), prediction.argmax(1)]
-            sets = None if threshold is None else predict_sets(tempered, threshold)
+            confidence, sets = self._measure_confidence(prediction)
+        threshold = None if self.calibration is None else self.calibration.threshold
         reach = threshold if windows.task == "regression" else None
         night = _describe_night(record, windows, prediction)
         trained_on = holds_marked(windows, self.training) if self.training else None
@@ -285,6 +280,20 @@ class Predictor:
             night.clock,
             trained_on,
         )
+
+    def _measure_confidence(
+        self, prediction: npt.NDArray[Any]
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
+        """Calibrated probability [n] of the most probable class, and the conformal sets [n, K];
+        None without a threshold.
+        """
+        fitted, tempered = self.calibration, prediction
+        if fitted is not None and fitted.temperature is not None:
+            tempered = apply_temperature("classification", prediction, fitted.temperature)
+        confidence = tempered[np.arange(len(prediction)), prediction.argmax(1)]
+        if fitted is None or fitted.threshold is None:
+            return confidence, None
+        return confidence, predict_sets(tempered, fitted.threshold)
 
     def predict(
         self,
@@ -324,13 +333,7 @@ def from_pretrained(
     Raises UserError: not_found, config (exit 2) for a model without a head; incomplete (4);
     integrity (5).
     """
-    try:
-        folder: str | Path = find_run_folder(run, workspace)
-    except UserError:
-        if not hub.NAME.fullmatch(str(run)) or "/" not in str(run) or Path(run).exists():
-            raise
-        folder = hub.fetch_model(str(run))[0]
-    opened = Run.open(folder, workspace)
+    opened = Run.open(_find_model(run, workspace), workspace)
     if opened.record.members is not None and opened.record.finished:
         return _open_members(opened, workspace, calibrate=calibrate)
     opened.require_finished()
@@ -350,6 +353,16 @@ def from_pretrained(
     trained = cast("Windows | None", opened.find_training(workspace))
     marks: WindowMarks = frozenset() if trained is None else mark_recordings(trained)
     return Predictor(opened, head, opened.preprocessing(), fitted, (), lines, marks)
+
+
+def _find_model(run: str | Path, workspace: Path) -> Path:
+    """The folder of a run or an export, or of a model of a hub that has neither's name."""
+    try:
+        return Path(find_run_folder(run, workspace))
+    except UserError:
+        if not hub.NAME.fullmatch(str(run)) or "/" not in str(run) or Path(run).exists():
+            raise
+        return Path(hub.fetch_model(str(run))[0])
 
 
 def _open_members(run: Run, workspace: Path, *, calibrate: bool) -> Predictor:
@@ -458,10 +471,7 @@ def predict(
     if isinstance(model, HistoryPredictor):
         _refuse_options({"map": channel_map, "at": times}, "recordings")
         if calibrate_on is not None and not dry_run:
-            name = apply_vocabulary(model.run.folder, str(calibrate_on), workspace)
-            labelled = prepare_windows(name, Execution(workspace))
-            fitted = fit_recalibrations(model.head, labelled, str(calibrate_on), place)
-            model = replace(model, recalibrations=fitted)
+            model = _recalibrate(model, str(calibrate_on), workspace, place)
         return predict_subjects(model, paths, target, request, place, dry_run=dry_run)
     _refuse_options({"as-of": as_of, **(options or {})}, "histories")
     reading = model.preprocessing.options
@@ -484,6 +494,18 @@ def predict(
             )
         model = replace(model, calibration=calibration)
     return {**result, **_predict_recordings(model, recordings, target, jobs, place)}
+
+
+def _recalibrate(
+    model: HistoryPredictor, tokens: str, workspace: Path, place: Computation
+) -> HistoryPredictor:
+    """The model with risks that are recalibrated on labelled people, in the vocabulary of the
+    run.
+    """
+    name = apply_vocabulary(model.run.folder, tokens, workspace)
+    labelled = prepare_windows(name, Execution(workspace))
+    fitted = fit_recalibrations(model.head, labelled, tokens, place)
+    return replace(model, recalibrations=fitted)
 
 
 def _refuse_options(options: Mapping[str, Any], kind: str) -> None:
