@@ -92,6 +92,7 @@ class Registry(Mapping[str, Item]):
         taken it; as `check_name`.
         """
         if check_name(name, self.kind) in self._items:
+            # where a plug-in has the name, its place is told
             with blame_plugin(getattr(self._items[name], "function", None)):
                 raise ValueError(f"{self.kind} {name!r} is registered twice, give another name")
         self._items[name] = item
@@ -329,10 +330,10 @@ def blame_plugin(function: Callable[..., Any] | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        code = getattr(function, "__code__", blame_plugin.__code__)
-        file = code.co_filename
+        code = getattr(function, "__code__", None)
+        file = code.co_filename if code else ""
         points = [point for point in list_foreign_points() if is_of_plugin(point, file)]
-        if isinstance(error, UserError) or not points or find_plugin_error(error):
+        if code is None or isinstance(error, UserError) or not points or find_plugin_error(error):
             raise
         raise_system_error(error)
         place = f"{Path(file).name}:{code.co_firstlineno}"

@@ -394,8 +394,9 @@ def _open_members(run: Run, workspace: Path, *, calibrate: bool) -> Predictor:
     heads = [model.head for model in models]
     calibration = _calibrate_members(run, first.run, heads) if calibrate else None
     marks = frozenset().union(*(model.training for model in models))
-    model = replace(models[0], run=run, others=tuple(models[1:]), training=marks)
-    model = replace(model, calibration=calibration)
+    model = replace(
+        models[0], run=run, calibration=calibration, others=tuple(models[1:]), training=marks
+    )
     return replace(model, changes=_gather_changes(model))
 
 

@@ -449,13 +449,13 @@ def report_patients(files: PlainFiles) -> list[Finding]:
     return [Finding(Reason.HEADER, text, why, hint, level="info", file=chosen[0])]
 
 
-def report_unread(files: PlainFiles, maps: Sequence[str]) -> list[Finding]:
-    """What tables of the folder are not read, neither as claims nor as one of the `maps` of codes
-    (or another file that is no claims): a warning of those with diagnoses, and of those that are
-    called as the claims but for a number, an info on others.
+def report_unread(files: PlainFiles, read_elsewhere: Sequence[str]) -> list[Finding]:
+    """What tables of the folder are not read, neither as claims nor, as maps of codes are,
+    elsewhere: a warning of those with diagnoses, and of those that are called as the claims but for
+    a number, an info on others.
     """
     called = {cut_number(path) for path in files.claims}
-    read = {Path(path).name for path in maps}
+    read = {Path(path).name for path in read_elsewhere}
     unread = [path for path in files.unread if PurePosixPath(path).name not in read]
     plain = [path for path in unread if path not in files.codes]
     years = [path for path in plain if cut_number(path) in called]
