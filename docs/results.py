@@ -132,9 +132,9 @@ FAMILIES = {
     "models-augmented-families": (
         'bitimely run models-augmented --only "strict 0.1" --only "scratch 0.1" --only "resnet 0.1" -w W',
     ),
-    "models-few-families": ('bitimely run models-few --only "epilepsy/five" --only "0.01" -w W',),
+    "models-few-families": ("bitimely run models-few -w W",),
 }
-DESCRIPTIVE = "open-descriptive"  # the section of the differences without verdicts
+DESCRIPTIVE = "-descriptive"  # ending of the section of a recipe's differences without verdicts
 
 
 def make_families(section: str, workspace: Path) -> str:
@@ -153,23 +153,24 @@ def make_families(section: str, workspace: Path) -> str:
     return "\n".join([f"<!-- {section} -->", *lines, f"<!-- end of {section} -->"])
 
 
-def make_descriptive(workspace: Path) -> str:
-    """The differences of recipe `open` that have no verdict and whose cells have run."""
+def make_descriptive(section: str, workspace: Path) -> str:
+    """The differences of a recipe that have no verdict and whose cells have run."""
     from bitimely_core.report.families_page import DESCRIPTIVE as COLUMNS
     from bitimely_core.report.families_page import format_description
     from bitimely_core.schemas.scores import RegisteredResult
 
-    summary = json.loads((workspace / "reports" / "open" / "summary.json").read_bytes())
-    found = [
-        one
-        for one in map(RegisteredResult.model_validate, summary["tests"])
-        if one.descriptive and one.difference is not None
+    folder = workspace / "reports" / section.removesuffix(DESCRIPTIVE)
+    summary = json.loads((folder / "summary.json").read_bytes())
+    results = [
+        result
+        for result in map(RegisteredResult.model_validate, summary["tests"])
+        if result.descriptive and result.difference is not None
     ]
     table = [
         f"| {' | '.join(row)} |"
-        for row in (COLUMNS, ("---",) * len(COLUMNS), *map(format_description, found))
+        for row in (COLUMNS, ("---",) * len(COLUMNS), *map(format_description, results))
     ]
-    return "\n".join([f"<!-- {DESCRIPTIVE} -->", *table, f"<!-- end of {DESCRIPTIVE} -->"])
+    return "\n".join([f"<!-- {section} -->", *table, f"<!-- end of {section} -->"])
 
 
 FURTHER = {
@@ -239,8 +240,8 @@ def make_part(section: str, workspace: Path) -> str:
     """A section of the page."""
     if section in FAMILIES:
         return make_families(section, workspace)
-    if section == DESCRIPTIVE:
-        return make_descriptive(workspace)
+    if section.endswith(DESCRIPTIVE):
+        return make_descriptive(section, workspace)
     make = make_fractions if section.endswith(FRACTIONS) else make_section
     return make(section, workspace)
 
