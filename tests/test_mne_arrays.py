@@ -427,47 +427,6 @@ def write_records(folder: Path, count: int) -> None:
         (folder / f"r{number}.hea").write_text(f"r{number} 1 100 500\n{line}\n")
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "wanted"),
-    [
-        ("labels.csv", "file,diagnosis\nr0,MI\nr1,N\nr2,N\nr3,MI\n", "MI N N MI"),
-        ("t.tsv", "r0.hea\t0\nr1.hea\t1\nr2.hea\t1\nr3.hea\t0\n", "0 1 1 0"),
-        ("t.csv", "id;who;class\n1;r0;a\n2;r1;b\n3;r2;a\n4;r3;\n", "a b a None"),
-        ("t.csv", "r0,a,x\nr1,b,x\nr2,b,y\nr3,a,y\n", None),  # two columns can be classes
-        ("t.csv", "name,age\nr0,31\nr1,32\nr2,44\nr3,60\n", None),
-        ("t.csv", "name,class\nr0,a\nr9,b\nr8,a\nr7,b\n", None),  # names one of four
-    ],
-)
-def test_a_table_of_classes_is_recognised(
-    folder: Path, name: str, text: str, wanted: str | None
-) -> None:
-    write_records(folder, 4)
-    (folder / name).write_text(text)
-    report = ingest("generic", folder, folder.parent / "cache")
-    records = read_folder(folder)
-    labels = [records[f"r{k}"].attributes.get("label") for k in range(4)]
-    assert labels == (
-        [None] * 4 if wanted is None else [None if w == "None" else w for w in wanted.split()]
-    )
-    is_said = "label" in report["reason_counts"]
-    assert is_said == (wanted is not None or "x" in text)
-    if wanted is not None:
-        assert (report["rows"][0]["seen"], report["rows"][0]["used"]) == (4, 4)
-
-
-def test_the_advice_on_several_columns_of_classes_works(folder: Path) -> None:
-    write_records(folder, 4)
-    (folder / "t.csv").write_text("file,sex,class\nr0,F,a\nr1,M,b\nr2,F,b\nr3,M,a\n")
-    report = ingest("generic", folder, folder.parent / "cache")
-    (line,) = [r["message"] for r in report["reasons"] if r["code"] == "label"]
-    advice = line.partition("with the lines ")[2].removesuffix(".")
-    text = "\n".join(advice.replace("[table] ", "[table]\n").split("; "))
-    path = folder.parent / "map.toml"
-    path.write_text(text.replace('"sex"', '"class"'))
-    records = read_folder(folder, options={"map": str(path)}, force_new=True)
-    assert [records[f"r{k}"].attributes["label"] for k in range(4)] == ["a", "b", "b", "a"]
-
-
 def test_labels_of_matlab_epochs_are_in_their_file(folder: Path) -> None:
     values = np.random.default_rng(0).standard_normal((5, 2, 100))
     with (folder / "a.mat").open("wb") as file:

@@ -30,8 +30,6 @@ from bitimely_core.recordings.arrays import check_samples, find_label_arrays, fi
 from bitimely_core.recordings.channels import list_choices, list_plain
 from bitimely_core.recordings.folder_tables import (
     PARTICIPANTS,
-    ReferenceTable,
-    find_reference_table,
     read_annotations,
     read_attributes,
     read_participants,
@@ -59,6 +57,11 @@ from bitimely_core.recordings.mapping import (
     strip_suffix,
 )
 from bitimely_core.recordings.mne_files import find_later_parts, list_later_parts, list_named_files
+from bitimely_core.recordings.reference_tables import (
+    NO_REFERENCE,
+    ReferenceTable,
+    find_reference_table,
+)
 from bitimely_core.recordings.sample_tables import read_series
 from bitimely_core.recordings.seizure_lists import SeizureLists, find_seizure_lists
 from bitimely_core.recordings.sessions import ROOT, find_sessions
@@ -85,7 +88,7 @@ COMPANIONS = {".vhdr": (".eeg", ".vmrk", ".dat"), ".set": (".fdt",)}
 # names of files that lie in folders of recordings and are none
 LAYOUT = re.compile(
     r"(RECORDS|SHA256SUMS|LICENSE|README|CHANGES|ANNOTATORS|index\.html|dataset_description\.json"
-    r"|participants\.).*|.*\.(dat|txt|md|json|xyz)"
+    r"|participants\.(tsv|json)).*|.*\.(dat|txt|md|json|xyz)"
     r"|.*_(events|channels|scans|sessions|electrodes|coordsystem)\.(tsv|json)|.*\.d\d+",
     re.IGNORECASE,
 )
@@ -193,14 +196,12 @@ def list_units(
     """The units of a folder, findings about the folder, and the account of its tables."""
     has_map = options.get("map") is not None
     recordings, label_arrays, passed_over = _find_files(source, chosen, formats, has_map=has_map)
-    headed = True
     reference = _find_reference(source, chosen, recordings, formats)
-    if isinstance(reference, ReferenceTable):
+    yield from reference.findings
+    if reference.rule:
         chosen = chosen.model_copy(update={"table": reference.rule})
         passed_over.add(reference.rule.path)
         recordings.pop(reference.rule.path, None)
-        headed, reference = reference.headed, reference.finding
-    yield from [reference] if reference else []
     lists = _find_seizures(source, chosen, recordings)
     passed_over.update(lists.files)
     yield from lists.findings
@@ -212,8 +213,9 @@ def list_units(
     names = _name_units(recordings)
     keys = assign_recording_keys(recordings)
     table_file = chosen.table.path if chosen.table else PARTICIPANTS
-    findings, rows = _read_table(source, chosen, headed=headed)
+    findings, rows = _read_table(source, chosen, headed=reference.headed)
     yield from findings
+    rows = _assign_rows(rows, reference.subjects, keys)
     for rel in recordings:
         yield from unmatched.drop_torn_rows(rel, keys.keys[rel], rows, table_file)
     notes = lists.notes
@@ -527,15 +529,15 @@ def _find_reference(
     chosen: RecordingMap,
     recordings: Mapping[str, tuple[Format, FileRule]],
     formats: tuple[Format, ...],
-) -> ReferenceTable | Finding | None:
-    """The table of classes beside recordings whose classes no map states; it is no recording.
+) -> ReferenceTable:
+    """The table beside recordings whose classes no map states; it is no recording.
 
     A BIDS folder has its own, and data sets of one format have no view of classes.
     """
     if chosen.table or any(map(_states_classes, chosen.files)):
-        return None
+        return NO_REFERENCE
     if is_bids(source) or len(formats) == 1:
-        return None
+        return NO_REFERENCE
     assigned = assign_recording_keys(recordings).keys
     keys = {key: rel for rel, same in assigned.items() for key in same}
     stated = chosen.annotations.path if chosen.annotations else ""
@@ -552,6 +554,22 @@ def _read_table(
     if chosen.table:
         return read_attributes(source, chosen.table, headed=headed)
     return read_participants(source) if is_bids(source) else ([], {})
+
+
+def _assign_rows(
+    rows: Mapping[str, Attributes], subjects: Mapping[str, str], keys: RecordingKeys
+) -> dict[str, Attributes]:
+    """The rows of a table of subjects for their recordings, and those of other subjects.
+
+    `subjects`: recording -> subject.
+    """
+    used = set(subjects.values())
+    others = {subject: row for subject, row in rows.items() if subject not in used}
+    return others | {
+        keys.keys[rel][0]: {**rows[subject], "subject": subject}
+        for rel, subject in subjects.items()
+        if subject in rows
+    }
 
 
 def _make_faulty_unit(rel: str, name: str, fault: Finding) -> IngestUnit:

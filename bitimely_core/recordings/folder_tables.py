@@ -5,16 +5,13 @@ They have one row a recording or subject, or one row an annotation; BIDS folders
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain, compress, filterfalse, islice
+from itertools import filterfalse
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from bitimely_core.errors import (
     Finding,
@@ -29,7 +26,6 @@ from bitimely_core.formats import tables
 from bitimely_core.formats.sniffer import find_delimiter
 from bitimely_core.formats.source import Source, finding_to_error, locate_errors
 from bitimely_core.formats.stage_texts import EPOCH, name_listed_stage
-from bitimely_core.formats.text import list_first
 from bitimely_core.recordings.mapping import EMPTY_CELLS, AnnotationRule, TableRule
 from bitimely_core.types import (
     SPLITS,
@@ -54,10 +50,6 @@ FLAGS = dict.fromkeys(("0", "0.0", "False", "false"), False)
 FLAGS |= dict.fromkeys(("1", "1.0", "True", "true"), True)
 EMPTY_NUMBER = "nan"  # of a row of numbers whose cell is empty
 MOST_FAULTS = 20  # of a table, which are listed
-MOST_CLASSES = 50  # distinct texts of a column of classes that no map names
-LARGEST_TABLE = 1 << 26  # bytes of a table of classes that no map names
-FIRST_ROWS = 50  # one of them names a recording, where the table does
-SHOWN = 6  # classes or columns in a message
 
 # why a row of annotations is dropped
 NO_TIME = Finding(Reason.MISSING_VALUES, "states no onset or no label", level="warning")
@@ -192,136 +184,6 @@ def parse_split(cell: str) -> dict[str, AttributeValue] | None:
     if folds[2] is None:
         return {"fold": float(first)}
     return {"split": "train"} if last <= FOLDS - 2 else None
-
-
-class ReferenceTable(NamedTuple):
-    """A table of classes that no map names."""
-
-    rule: TableRule
-    headed: bool  # else its first line is a row, whose cells are the names in `rule`
-    finding: Finding
-
-
-def find_reference_table(
-    source: Source, rels: Iterable[str], keys: Mapping[str, str]
-) -> ReferenceTable | Finding | None:
-    """The table among `rels` that names most recordings, with one further column of classes.
-
-    Where several columns, or tables, could hold the classes, what to state in the map.
-
-    Args:
-        source: the folder.
-        rels: tables that are no recordings.
-        keys: names of recordings in tables -> recording.
-    """
-    candidates: list[tuple[ReferenceColumns, str]] = []
-    for rel in rels:
-        with suppress(UserError):  # whatever it is, it is no such table
-            columns = _find_reference_columns(source.path(rel), keys)
-            if columns and columns.classes:
-                candidates.append((columns, rel))
-    if not candidates:
-        return None
-    columns, rel = candidates[0]
-    if len(candidates) > 1 or len(columns.classes) > 1:
-        return _report_choice(candidates)
-    (label,) = columns.classes
-    finding = input_warning(
-        Reason.LABEL,
-        f"names {columns.named} recordings and their classes: "
-        f"{_count_classes(columns.cells[label])}",
-        "read for generic/classification",
-        "If they are none, give --map with a [table]",
-        file=rel,
-        count=columns.named,
-    )
-    rule = TableRule(path=rel, file=columns.key, label=label, delimiter=columns.delimiter)
-    return ReferenceTable(rule, columns.headed, finding)
-
-
-def _count_classes(cells: Sequence[str]) -> str:
-    """The commonest classes with their numbers, in words."""
-    counts = Counter(cells)
-    text = ", ".join(f"{safe_text(name, 20)} {n}" for name, n in counts.most_common(SHOWN))
-    return f"{text} and {len(counts) - SHOWN} more" if len(counts) > SHOWN else text
-
-
-class ReferenceColumns(NamedTuple):
-    """The columns of a table whose rows are recordings."""
-
-    key: str  # the column with the names of recordings
-    named: int  # recordings
-    headed: bool
-    delimiter: str
-    cells: dict[str, list[str]]  # of the other columns, without empty ones
-    classes: list[str]  # columns that can hold classes
-
-
-def _find_reference_columns(path: Path, keys: Mapping[str, str]) -> ReferenceColumns | None:
-    """The columns of a table that names most recordings; None for another table.
-
-    Raises UserError for a file that is no table.
-    """
-    if path.stat().st_size > LARGEST_TABLE:
-        return None
-    delimiter = find_delimiter(path)
-    names = tables.read_names(path, delimiter=delimiter)
-    if len({"", *names}) <= len(names):  # a name is empty, or there twice
-        return None
-    first = chain(names, *islice(_list_rows(path, delimiter), FIRST_ROWS))
-    if keys.keys().isdisjoint(map(str.strip, first)):
-        return None
-    headed = keys.keys().isdisjoint(names)
-    rows = [*_list_rows(path, delimiter), *([] if headed else [names])]
-    columns = [list(map(str.strip, cells)) for cells in zip(*rows, strict=True)]
-    counts = [len(set(map(keys.get, cells)) - {None}) for cells in columns]
-    named = max(counts)
-    place = counts.index(named)
-    is_named = [cell in keys for cell in columns[place]]
-    if sum(is_named) > 1.5 * named:  # several rows a recording are annotations
-        return None
-    filled = {
-        name: list(filterfalse(is_missing, compress(cells, is_named)))
-        for name, cells in zip(names, columns, strict=True)
-    }
-    del filled[names[place]]
-    classes = [name for name, cells in filled.items() if _can_be_classes(cells)]
-    return ReferenceColumns(names[place], named, headed, delimiter, filled, classes)
-
-
-def _list_rows(path: Path, delimiter: str) -> Iterator[tuple[str, ...]]:
-    """The cells of the rows below the first line, without those that are no rows."""
-    for row in tables.read_rows(path, delimiter=delimiter):
-        if isinstance(row, tables.TableRow):
-            yield tuple(row.cells)
-
-
-def _can_be_classes(cells: Sequence[str]) -> bool:
-    """Whether a column has few distinct texts, more than one of them."""
-    count = len(set(cells))
-    return 1 < count <= min(MOST_CLASSES, (len(cells) + 1) // 2)
-
-
-def _report_choice(candidates: Sequence[tuple[ReferenceColumns, str]]) -> Finding:
-    """The warning that it is not clear which column holds the classes."""
-    columns, rel = candidates[0]
-    options = [
-        f"{safe_text(name)} of {file}" for table, file in candidates for name in table.classes
-    ]
-    lines = [f"path = {json.dumps(rel)}", f"file = {json.dumps(columns.key)}"]
-    lines += [f"label = {json.dumps(columns.classes[0])}"]
-    if columns.delimiter != ",":
-        lines.append(f"delimiter = {json.dumps(columns.delimiter)}")
-    header = "" if columns.headed else "Write a line with names of its columns above it, then "
-    return input_warning(
-        Reason.LABEL,
-        f"names recordings, and {len(options)} columns can be their classes: "
-        f"{list_first(options, SHOWN)}",
-        "none is read",
-        f"{header}give --map with the lines [table] {'; '.join(lines)}",
-        file=rel,
-        count=len(options),
-    )
 
 
 def read_participants(source: Source) -> tuple[TableFindings, dict[str, Attributes]]:

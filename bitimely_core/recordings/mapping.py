@@ -45,6 +45,23 @@ COMPRESSED = tuple(ending for ending in SUFFIXES if ending.endswith(".gz"))
 
 LONGEST_EPOCH = 600.0  # seconds
 EMPTY_CELLS = {"", "n/a", "na", "nan"}
+# names of columns that say whose a row is
+PEOPLE = {
+    "id", "subject", "subject_id", "subjectid", "patient", "patient_id", "patientid",
+    "participant", "participant_id", "participantid", "person", "person_id", "pid", "user",
+    "user_id", "nsrrid", "mesaid", "pptid", "subj", "subj_id", "subjid", "case_id", "caseid",
+}  # fmt: skip
+# names of columns of a table with a row a recording
+CLASSES = {
+    "label", "labels", "class", "diagnosis", "target", "group", "condition", "y", "category",
+    "outcome", "rhythm",
+}  # fmt: skip
+PARTS = {"split", "fold", "folds", "strat_fold"}
+
+
+def fold_name(name: str) -> str:
+    """The name of a column as it is compared: `Subject ID` is `subject_id`."""
+    return re.sub(r"[\s.-]+", "_", name.strip().lower())
 
 
 class ChannelRule(Section):

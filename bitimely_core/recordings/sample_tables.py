@@ -23,7 +23,7 @@ from bitimely_core.formats.units import narrow_samples
 from bitimely_core.recordings import timing
 from bitimely_core.recordings.channels import list_needed, read_states
 from bitimely_core.recordings.folder_tables import account_rows, is_missing, parse_rows
-from bitimely_core.recordings.mapping import RecordingInfo
+from bitimely_core.recordings.mapping import PEOPLE, RecordingInfo, fold_name
 from bitimely_core.recordings.missing_codes import drop_codes
 from bitimely_core.recordings.selection import make_record, report_missing
 from bitimely_core.types import Annotation, AttributeValue, Record, Records, Signal
@@ -31,12 +31,6 @@ from bitimely_core.types import Annotation, AttributeValue, Record, Records, Sig
 MOST_CHANNELS = 64  # of a table that may have fewer rows
 MOST_UNIQUE = 0.6  # of the times of a table with a row for each channel
 LEAST_ROWS = 6  # of a person in a table of several
-# names of columns that say whose a row is
-PEOPLE = {
-    "id", "subject", "subject_id", "subjectid", "patient", "patient_id", "patientid",
-    "participant", "participant_id", "participantid", "person", "person_id", "pid", "user",
-    "user_id", "nsrrid", "mesaid", "pptid", "subj", "subj_id", "subjid", "case_id", "caseid",
-}  # fmt: skip
 RECORDINGS = {"record", "record_id", "recording", "recording_id"}  # of columns that say which
 STATES = "labels of the rows"  # the column of their numbers
 MOST_STATES, LONGEST_STATE = 60, 60  # different texts, letters: others are remarks
@@ -144,7 +138,7 @@ def _name_owner(info: RecordingInfo, header: str, name: str) -> RecordingInfo:
 
 def _is_person_column(info: RecordingInfo, header: str) -> bool:
     """Whether a column names people: the map says so, or it is not called as one of recordings."""
-    return bool(info.columns) or "_".join(header.lower().split()) not in RECORDINGS
+    return bool(info.columns) or fold_name(header) not in RECORDINGS
 
 
 def _make_table_record(
@@ -181,7 +175,7 @@ def _find_person_column(facts: table_facts.TableFacts, info: RecordingInfo) -> i
     """
     if stated := info.columns.get("subject"):
         return _find_channels(facts, [stated])[0]
-    folded = ["_".join(column.header.lower().split()) for column in facts.columns]
+    folded = [fold_name(column.header) for column in facts.columns]
     places = [i for names in (PEOPLE, RECORDINGS) for i, name in enumerate(folded) if name in names]
     return next((i for i in places if facts.columns[i].header not in info.channels), None)
 

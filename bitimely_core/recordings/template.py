@@ -26,17 +26,23 @@ from bitimely_core.recordings.files import DERIVED, LAYOUT, find_segments, name_
 from bitimely_core.recordings.label_sources import RecordingTime, read_label_file
 from bitimely_core.recordings.labels import FoundLabels, find_labels
 from bitimely_core.recordings.mapping import (
+    CLASSES,
     NO_RULES,
+    PARTS,
+    PEOPLE,
     SUFFIXES,
     FileRule,
     Format,
     LabelFile,
     RecordingInfo,
     RecordingMap,
+    assign_recording_keys,
     find_suffix,
+    fold_name,
     list_recording_keys,
 )
 from bitimely_core.recordings.mne_files import find_later_parts
+from bitimely_core.recordings.reference_tables import find_reference_table
 from bitimely_core.recordings.sample_tables import find_subjects, list_channel_names
 from bitimely_core.recordings.sidecars import is_bids
 from bitimely_core.recordings.sniffed_tables import holds_samples, sniff_file
@@ -72,31 +78,8 @@ LABELS_LINE = (
 ARRAY_LINE = '# channels = ["..."]  # TO STATE: names of the columns; else channel 1, channel 2 ...'
 VARIABLE_LINE = '# variable = "..."  # TO STATE: the array, unless it is the only one'
 ONSETS = ("onset", "start", "begin", "onset_s")
-ROLES = {  # key of [table] -> usual names of its column
-    "subject": {
-        "subject",
-        "subject_id",
-        "patient",
-        "patient_id",
-        "participant",
-        "participant_id",
-        "person",
-        "person_id",
-        "id",
-    },
-    "label": {
-        "label",
-        "class",
-        "diagnosis",
-        "target",
-        "group",
-        "condition",
-        "y",
-        "category",
-        "outcome",
-    },
-    "split": {"split", "fold", "strat_fold"},
-}
+# key of [table] -> usual names of its column
+ROLES = {"subject": PEOPLE, "label": CLASSES, "split": PARTS}
 
 
 class LabelWord(NamedTuple):
@@ -119,6 +102,7 @@ class FolderContents(NamedTuple):
     tables: dict[str, str]  # table of all recordings -> its column with their names
     rows: dict[str, TableContent]  # table -> its first rows
     labels: FoundLabels
+    people: str  # the table with a row a subject; "": none
 
 
 def write_template(source: Source) -> str:
@@ -137,6 +121,9 @@ def write_template(source: Source) -> str:
     ]
     named = (clean(rel, 100) for rel in contents.others[:LISTED])
     lines += [f"# {name} is no table of samples: not read" for name in named]
+    if contents.people:
+        name = clean(contents.people, 100)
+        lines.append(f"# {name} has a row a subject: read, unless there is a [table]")
     texts: Counter[LabelWord] = Counter()
     lines += _describe_groups(source, contents, texts)
     for rel, column in contents.tables.items():
@@ -152,7 +139,9 @@ def _sort_files(source: Source) -> FolderContents:
     rels = _list_recordings(source)
     rows = _read_tables(source, rels)
     shared = _find_label_tables(rels, rows)
-    candidates = [rel for rel in rels if rel not in shared]
+    people = _find_subject_table(source, rels, rows)
+    shared.pop(people, None)
+    candidates = [rel for rel in rels if rel not in {*shared, people}]
     labels = find_labels(
         source,
         dict.fromkeys(candidates, FileRule()),
@@ -162,7 +151,20 @@ def _sort_files(source: Source) -> FolderContents:
     candidates = [rel for rel in candidates if rel not in labels.list_taken() | labels.lone]
     others = [rel for rel in candidates if rel in rows and not holds_samples(source, rel)]
     recordings = [rel for rel in candidates if rel not in others] or candidates
-    return FolderContents(_group_files(source, recordings), others, shared, rows, labels)
+    groups = _group_files(source, recordings)
+    return FolderContents(groups, others, shared, rows, labels, people)
+
+
+def _find_subject_table(
+    source: Source, rels: Sequence[str], contents: Mapping[str, TableContent]
+) -> str:
+    """The table with a row a subject that `ingest` reads without a [table]; "": none."""
+    names = assign_recording_keys(
+        rel for rel in rels if rel not in contents or holds_samples(source, rel)
+    )
+    keys = {key: rel for rel, same in names.keys.items() for key in same}
+    reference = find_reference_table(source, contents, keys)
+    return reference.rule.path if reference.rule and reference.subjects else ""
 
 
 def _list_annotation_files(rels: Iterable[str]) -> set[str]:
@@ -480,7 +482,7 @@ def _describe_clock(facts: table_facts.TableFacts) -> list[str]:
 
 def _describe_table(rel: str, column: str, content: TableContent) -> list[str]:
     """Lines of a table with one row a recording, or an annotation."""
-    names = {name.strip().lower(): name for name in content if name and name != column}
+    names = {fold_name(name): name for name in content if name and name != column}
     onsets = [_quote(names[name]) for name in ONSETS if name in names]
     roles = _find_roles(names)
     head = [f"path = {_quote(rel)}", f"file = {_quote(column)}"]
@@ -492,7 +494,7 @@ def _describe_table(rel: str, column: str, content: TableContent) -> list[str]:
         return ["[annotations]", *head, *times, f"label = {label}"]
     lines = [f"{role} = {name}" for role, name in roles.items()]
     if "label" not in roles:
-        lines.append('# label = "..."  # TO STATE: the column of the classes')
+        lines.append('# label = "..."  # TO STATE: the column of classes (value: of numbers)')
     return ["[table]", *head, *lines, f"# columns: {', '.join(map(_quote, names.values()))}"]
 
 

@@ -1,0 +1,152 @@
+"""Tables beside recordings that say whose they are and of which class, where no map names them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bitimely_core.cache import ingest, open_cache
+from bitimely_core.formats.source import scan_folder
+from bitimely_core.recordings.template import write_template
+from bitimely_core.types import Record
+
+
+def read_folder(folder: Path, **options: Any) -> dict[str, Record]:
+    """Name -> recording of a folder."""
+    cache = folder.parent / "cache"
+    ingest("generic", folder, cache, **options)
+    return {record.recording_id: record for record in open_cache(cache).records()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "raw").mkdir()
+    return tmp_path / "raw"
+
+
+def write_recording(path: Path, seed: int) -> None:
+    """One channel of noise at 100 Hz."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    values = np.random.default_rng(seed).standard_normal(300)
+    rows = [f"{k / 100:.2f},{value:.4f}" for k, value in enumerate(values)]
+    path.write_text("\n".join(["time,ECG", *rows]) + "\n")
+
+
+def write_records(folder: Path, count: int) -> None:
+    for number in range(count):
+        write_recording(folder / f"r{number}.csv", number)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("labels.csv", "file,diagnosis\nr0,MI\nr1,N\nr2,N\nr3,MI\n", "MI N N MI"),
+        ("t.tsv", "r0.csv\t0\nr1.csv\t1\nr2.csv\t1\nr3.csv\t0\n", "0 1 1 0"),
+        ("t.csv", "id;who;class\n1;r0;a\n2;r1;b\n3;r2;a\n4;r3;\n", "a b a None"),
+        ("t.csv", "r0,a,x\nr1,b,x\nr2,b,y\nr3,a,y\n", None),  # two columns can be classes
+        ("t.csv", "name,age\nr0,31\nr1,32\nr2,44\nr3,60\n", None),
+        ("t.csv", "name,class\nr0,a\nr9,b\nr8,a\nr7,b\n", None),  # names one of four
+        ("t.csv", "file,sex,class\nr0,F,a\nr1,M,b\nr2,F,b\nr3,M,a\n", "a b b a"),
+        ("t.csv", "file,group,fold\nr0,a,1\nr1,b,1\nr2,b,2\nr3,a,2\n", "a b b a"),
+    ],
+)
+def test_a_table_of_classes_is_recognised(
+    folder: Path, name: str, text: str, wanted: str | None
+) -> None:
+    write_records(folder, 4)
+    (folder / name).write_text(text)
+    report = ingest("generic", folder, folder.parent / "cache")
+    records = read_folder(folder)
+    labels = [records[f"r{k}"].attributes.get("label") for k in range(4)]
+    assert labels == (
+        [None] * 4 if wanted is None else [None if w == "None" else w for w in wanted.split()]
+    )
+    is_said = "label" in report["reason_counts"]
+    assert is_said == (wanted is not None or "x" in text)
+    if wanted is not None:
+        assert (report["rows"][0]["seen"], report["rows"][0]["used"]) == (4, 4)
+
+
+def test_the_advice_on_several_columns_of_classes_works(folder: Path) -> None:
+    write_records(folder, 4)
+    (folder / "t.csv").write_text("file,sex,ward\nr0,F,a\nr1,M,b\nr2,F,b\nr3,M,a\n")
+    report = ingest("generic", folder, folder.parent / "cache")
+    (line,) = [r["message"] for r in report["reasons"] if r["code"] == "label"]
+    advice = line.partition("with the lines ")[2].removesuffix(".")
+    text = "\n".join(advice.replace("[table] ", "[table]\n").split("; "))
+    path = folder.parent / "map.toml"
+    path.write_text(text.replace('"sex"', '"ward"'))
+    records = read_folder(folder, options={"map": str(path)}, force_new=True)
+    assert [records[f"r{k}"].attributes["label"] for k in range(4)] == ["a", "b", "b", "a"]
+
+
+def list_subjects(folder: Path) -> dict[str, str]:
+    return {name: record.subject_id for name, record in read_folder(folder).items()}
+
+
+@pytest.mark.parametrize(
+    ("names", "text", "wanted"),
+    [
+        # a row a recording
+        ("a b c d", "file,patient,class\na,P1,x\nb,P1,x\nc,P2,y\nd,P2,y\n", "P1 P1 P2 P2"),
+        ("a b c d", "file,Subject-ID,age\na,7,20\nb,7,21\nc,8,30\nd,8,31\n", "7 7 8 8"),
+        # numbers of the rows are no subjects
+        ("a b c d", "id,file,class\n1,a,x\n2,b,x\n3,c,y\n4,d,y\n", "a b c d"),
+        # a row a subject, in the folders or at the beginning of the names
+        ("S1/n1 S1/n2 S2/n1 S2/n2", "subject,age\nS1,20\nS2,30\nS9,40\n", "S1 S1 S2 S2"),
+        ("S1/S1 S1/S1-2 S2/S2 S2/S2-2", "Subject ID,sex\nS1,F\nS2,M\n", "S1 S1 S2 S2"),
+        ("P1_a P1_b P2_a P2_b", "participant_id,group\nP1,x\nP2,y\n", "P1 P1 P2 P2"),
+        # names that fit two subjects are of none
+        (
+            "S1/S2 S2/S1 S1/S2_b S2/S1_b",
+            "subject,age\nS1,20\nS2,30\n",
+            "S1/S2 S2/S1 S1/S2_b S2/S1_b",
+        ),
+        # no usual name for subjects
+        ("P1_a P1_b P2_a P2_b", "ward,beds\nP1,4\nP2,5\n", "P1_a P1_b P2_a P2_b"),
+    ],
+)
+@pytest.mark.parametrize("table", ["table.csv", "participants.csv"])
+def test_a_table_says_whose_recordings_are(
+    folder: Path, names: str, text: str, wanted: str, table: str
+) -> None:
+    for seed, name in enumerate(names.split()):
+        write_recording(folder / f"{name}.csv", seed)
+    (folder / table).write_text(text)
+    assert list_subjects(folder) == dict(zip(names.split(), wanted.split(), strict=True))
+
+
+def test_classes_of_subjects_are_those_of_their_recordings(folder: Path) -> None:
+    for seed, name in enumerate(["S1/n1", "S1/n2", "S2/n1", "S3/n1", "S3/n2", "S4/n1", "S5/n1"]):
+        write_recording(folder / f"{name}.csv", seed)
+    rows = "S1,MDD\nS2,HC\nS3,HC\nS4,MDD\n"
+    (folder / "people.csv").write_text(f"subject,diagnosis\n{rows}")
+    labels = {name: record.attributes.get("label") for name, record in read_folder(folder).items()}
+    assert labels == {
+        "S1/n1": "MDD", "S1/n2": "MDD", "S2/n1": "HC", "S3/n1": "HC", "S3/n2": "HC", "S4/n1": "MDD",
+        "S5/n1": None,
+    }  # fmt: skip
+
+
+def test_subjects_are_read_where_it_is_not_clear_what_the_classes_are(folder: Path) -> None:
+    write_records(folder, 4)
+    rows = "r0,p,F,x\nr1,p,F,y\nr2,q,M,x\nr3,q,M,y\n"
+    (folder / "t.csv").write_text(f"file,subject,sex,ward\n{rows}")
+    report = ingest("generic", folder, folder.parent / "cache")
+    assert list_subjects(folder) == {"r0": "p", "r1": "p", "r2": "q", "r3": "q"}
+    (line,) = [r["message"] for r in report["reasons"] if r["code"] == "label"]
+    assert 'subject = "subject"' in line
+
+
+def test_a_map_that_is_written_reads_the_same_subjects(folder: Path) -> None:
+    for seed, name in enumerate(["S1/S1", "S1/S1-2", "S2/S2", "S2/S2-2"]):
+        write_recording(folder / f"{name}.csv", seed)
+    (folder / "people.csv").write_text("subject,sex\nS1,F\nS2,M\n")
+    path = folder.parent / "map.toml"
+    path.write_text(write_template(scan_folder(folder)))
+    assert "# people.csv has a row a subject" in path.read_text()
+    records = read_folder(folder, options={"map": str(path)})
+    assert [records[name].subject_id for name in sorted(records)] == ["S1", "S1", "S2", "S2"]
