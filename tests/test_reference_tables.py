@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyedflib
 import pytest
 
 from bitimely_core.cache import ingest, open_cache
@@ -150,3 +151,19 @@ def test_a_map_that_is_written_reads_the_same_subjects(folder: Path) -> None:
     assert "# people.csv has a row a subject" in path.read_text()
     records = read_folder(folder, options={"map": str(path)})
     assert [records[name].subject_id for name in sorted(records)] == ["S1", "S1", "S2", "S2"]
+
+
+def test_subjects_of_edf_files_are_read_and_classes_are_not(folder: Path) -> None:
+    for name in ("S1/n1", "S1/n2", "S2/n1", "S2/n2"):
+        path = folder / f"{name}.edf"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with pyedflib.EdfWriter(str(path), 1) as writer:
+            writer.setLabel(0, "ECG")
+            writer.writeSamples([np.random.default_rng([*name.encode()]).normal(0, 50, 300)])
+    (folder / "table.csv").write_text("subject,group\nS1,a\nS2,b\n")
+    (folder / "wards.csv").write_text("file,ward\nS1/n1,a\nS1/n2,b\nS2/n1,a\nS2/n2,b\n")
+    cache = folder.parent / "cache"
+    ingest("edf", folder, cache)
+    records = {record.recording_id: record for record in open_cache(cache).records()}
+    assert [records[name].subject_id for name in sorted(records)] == ["S1", "S1", "S2", "S2"]
+    assert all("label" not in record.attributes for record in records.values())

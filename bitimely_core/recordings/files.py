@@ -532,11 +532,9 @@ def _find_reference(
 ) -> ReferenceTable:
     """The table beside recordings whose classes no map states; it is no recording.
 
-    A BIDS folder has its own, and data sets of one format have no view of classes.
+    A BIDS folder has its own. Data sets of one format have no view of classes.
     """
-    if chosen.table or any(map(_states_classes, chosen.files)):
-        return NO_REFERENCE
-    if is_bids(source) or len(formats) == 1:
+    if chosen.table or is_bids(source) or any(map(_states_classes, chosen.files)):
         return NO_REFERENCE
     assigned = assign_recording_keys(recordings).keys
     keys = {key: rel for rel, same in assigned.items() for key in same}
@@ -544,7 +542,7 @@ def _find_reference(
     rels = [
         rel for rel in source.files if rel != stated and SUFFIXES.get(find_suffix(rel)) == "table"
     ]
-    return find_reference_table(source, rels, keys)
+    return find_reference_table(source, rels, keys, classes=len(formats) > 1)
 
 
 def _read_table(

@@ -80,7 +80,7 @@ class TableText(NamedTuple):
 
 
 def find_reference_table(
-    source: Source, rels: Iterable[str], keys: Mapping[str, str]
+    source: Source, rels: Iterable[str], keys: Mapping[str, str], *, classes: bool = True
 ) -> ReferenceTable:
     """The table among `rels` that states subjects or classes of the recordings.
 
@@ -92,16 +92,20 @@ def find_reference_table(
         source: the folder.
         rels: tables that are no recordings.
         keys: names of recordings in tables -> recording.
+        classes: False: only subjects are looked for.
     """
     owners = _list_owner_names(set(keys.values()))
     stated = [table for rel in rels if (table := _find_table(source, rel, keys, owners))]
+    if not classes:
+        stated = [table._replace(classes=[]) for table in stated if table.subject]
     candidates = [table for table in stated if not table.is_of_subjects] or stated[:1]
     if not candidates:
         return NO_REFERENCE
     choices = [(table, name) for table in candidates for name in table.classes]
     if len(choices) == 1:
         return _make_reference(*choices[0], [])
-    return _make_reference(candidates[0], "", [_report_choice(choices)] if choices else [])
+    table = next((table for table in candidates if table.subject), candidates[0])
+    return _make_reference(table, "", [_report_choice(choices)] if choices else [])
 
 
 def _make_reference(table: ReferenceColumns, label: str, findings: list[Finding]) -> ReferenceTable:
