@@ -59,7 +59,7 @@ CLASSES = {
 PARTS = {"split", "fold", "folds", "strat_fold"}
 
 
-def fold_name(name: str) -> str:
+def fold_column(name: str) -> str:
     """The name of a column as it is compared: `Subject ID` is `subject_id`."""
     return re.sub(r"[\s.-]+", "_", name.strip().lower())
 

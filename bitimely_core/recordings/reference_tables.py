@@ -24,7 +24,7 @@ from bitimely_core.recordings.mapping import (
     PARTS,
     PEOPLE,
     TableRule,
-    fold_name,
+    fold_column,
     strip_suffix,
 )
 
@@ -261,7 +261,7 @@ def _find_subjects(
 
 def _find_subject_place(text: TableText) -> int | None:
     """The place of the column with a usual name for subjects, where each is there once."""
-    places = [place for place, name in enumerate(text.names) if fold_name(name) in PEOPLE]
+    places = [place for place, name in enumerate(text.names) if fold_column(name) in PEOPLE]
     first = list(islice(text.list_rows(), FIRST_ROWS)) if places else []
     return next((p for p in places if 0 < len(first) == len({row[p] for row in first})), None)
 
@@ -281,7 +281,7 @@ def _find_subject_column(columns: Mapping[str, Sequence[str]]) -> str:
     `id` may number the rows: it counts where a value is there twice.
     """
     for name, cells in columns.items():
-        folded = fold_name(name)
+        folded = fold_column(name)
         if folded in PEOPLE and (folded != "id" or len(set(cells)) < len(cells)):
             return name
     return ""
@@ -292,9 +292,9 @@ def _find_class_columns(columns: Mapping[str, Sequence[str]]) -> list[str]:
     names = [
         name
         for name, cells in columns.items()
-        if _can_be_classes(cells) and fold_name(name) not in PARTS
+        if _can_be_classes(cells) and fold_column(name) not in PARTS
     ]
-    usual = [name for name in names if fold_name(name) in CLASSES]
+    usual = [name for name in names if fold_column(name) in CLASSES]
     return usual if len(usual) == 1 else names
 
 

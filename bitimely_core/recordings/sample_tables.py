@@ -23,7 +23,7 @@ from bitimely_core.formats.units import narrow_samples
 from bitimely_core.recordings import timing
 from bitimely_core.recordings.channels import list_needed, read_states
 from bitimely_core.recordings.folder_tables import account_rows, is_missing, parse_rows
-from bitimely_core.recordings.mapping import PEOPLE, RecordingInfo, fold_name
+from bitimely_core.recordings.mapping import PEOPLE, RecordingInfo, fold_column
 from bitimely_core.recordings.missing_codes import drop_codes
 from bitimely_core.recordings.selection import make_record, report_missing
 from bitimely_core.types import Annotation, AttributeValue, Record, Records, Signal
@@ -138,7 +138,7 @@ def _name_owner(info: RecordingInfo, header: str, name: str) -> RecordingInfo:
 
 def _is_person_column(info: RecordingInfo, header: str) -> bool:
     """Whether a column names people: the map says so, or it is not called as one of recordings."""
-    return bool(info.columns) or fold_name(header) not in RECORDINGS
+    return bool(info.columns) or fold_column(header) not in RECORDINGS
 
 
 def _make_table_record(
@@ -175,7 +175,7 @@ def _find_person_column(facts: table_facts.TableFacts, info: RecordingInfo) -> i
     """
     if stated := info.columns.get("subject"):
         return _find_channels(facts, [stated])[0]
-    folded = [fold_name(column.header) for column in facts.columns]
+    folded = [fold_column(column.header) for column in facts.columns]
     places = [i for names in (PEOPLE, RECORDINGS) for i, name in enumerate(folded) if name in names]
     return next((i for i in places if facts.columns[i].header not in info.channels), None)
 

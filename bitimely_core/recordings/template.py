@@ -38,7 +38,7 @@ from bitimely_core.recordings.mapping import (
     RecordingMap,
     assign_recording_keys,
     find_suffix,
-    fold_name,
+    fold_column,
     list_recording_keys,
 )
 from bitimely_core.recordings.mne_files import find_later_parts
@@ -482,7 +482,7 @@ def _describe_clock(facts: table_facts.TableFacts) -> list[str]:
 
 def _describe_table(rel: str, column: str, content: TableContent) -> list[str]:
     """Lines of a table with one row a recording, or an annotation."""
-    names = {fold_name(name): name for name in content if name and name != column}
+    names = {fold_column(name): name for name in content if name and name != column}
     onsets = [_quote(names[name]) for name in ONSETS if name in names]
     roles = _find_roles(names)
     head = [f"path = {_quote(rel)}", f"file = {_quote(column)}"]
