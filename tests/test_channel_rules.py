@@ -305,6 +305,9 @@ def test_alternatives_are_those_of_no_recording_together() -> None:
     ("wanted", "names", "advice"),
     [
         ("EEG Fpz-Cz", ["EOG L", "Fpz - Cz"], "Fpz - Cz"),
+        ("EEG Fpz-Cz", ["EEG_Fpz_Cz"], "EEG_Fpz_Cz"),
+        ("EEG Fpz-Cz", ["EEGFpz_Cz"], "EEGFpz_Cz"),  # as edfread of MATLAB has it
+        ("EEG Fpz-Cz", ["EEG_Fpz_Oz"], None),
         ("C4-M1", ["EEG C4-A1", "C4"], "EEG C4-A1"),
         ("C4-M1", ["C4", "M1"], "C4 - M1"),
         ("C4-M1", ["EEG C4-Ref", "EEG A1-Ref"], "EEG C4-Ref - EEG A1-Ref"),

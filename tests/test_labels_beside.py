@@ -917,8 +917,14 @@ def test_a_json_states_its_epochs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ['{"device": "x", "rate": 100}', "[1, 2", '{"hypnogram": 3}', "[" * 200_000],
-    ids=["other", "cut off", "number", "deep"],
+    [
+        '{"device": "x", "rate": 100}',
+        "[1, 2",
+        '{"hypnogram": 3}',
+        "[" * 200_000,
+        json.dumps([{"onset": 5 * i, "value": {"bpm": 60, "confidence": 2}} for i in range(20)]),
+    ],
+    ids=["other", "cut off", "number", "deep", "heart rates of Fitbit"],
 )
 def test_a_json_that_holds_no_stages_is_named(tmp_path: Path, content: str) -> None:
     write_night(tmp_path / "raw" / "n1.edf")
@@ -965,6 +971,26 @@ def test_labels_are_timed_in_samples(tmp_path: Path, header: str, first: int) ->
     seconds = 30.0 if length else 0.0
     texts = ["nogo", "go", "nogo", "go", "nogo"]
     assert labels(record) == [(30.0 * i, seconds, text) for i, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize(
+    ("rate", "unit"), [(100, "read as samples at 100 Hz"), (1000, "read as milliseconds"), (1, "")]
+)
+@pytest.mark.parametrize("header", ["start,end,label", "onset,label"])
+def test_times_far_past_the_end_are_samples_or_milliseconds_where_these_fit(
+    tmp_path: Path, header: str, rate: int, unit: str
+) -> None:
+    """Seconds of a whole night beside its first minutes, as many as there are samples, are none."""
+    write_night(tmp_path / "raw" / "n.edf")  # 150 s at 100 Hz
+    words = ["W", "W", "N1", "N2", "N2"] if unit else ["W", "W", "N1", "N2", "N2"] * 100
+    times = [30 * rate * i for i in range(len(words) + 1)]
+    ends = [f",{end}" if "end" in header else "" for end in times[1:]]
+    rows = [f"{t}{end},{word}" for t, end, word in zip(times, ends, words, strict=False)]
+    write(tmp_path / "raw" / "n.csv", "\n".join([header, *rows]))
+    report = attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    (record,) = recordings(tmp_path / "cache").values()
+    assert labels(record) == [(30.0 * i, 30.0, word) for i, word in enumerate(words[:5])]
+    assert (unit or "what is beyond is dropped") in messages(report)
 
 
 def test_stages_of_wfdb_notes_among_events_last_until_the_next_stage(tmp_path: Path) -> None:

@@ -372,6 +372,8 @@ def test_an_array_with_more_channels_than_samples_is_turned(
         ("labels", np.arange(6) % 2, ["0", "1", "0", "1", "0", "1"]),
         ("y", np.array(["on", "off", "", "on", "on", "off"]), ["on", "off", "on", "on", "off"]),
         ("s1_y", np.array([0.0, 1, 1, np.nan, 2, 2]), ["0", "1", "1", "2", "2"]),
+        ("y", np.eye(3, dtype=int)[[2, 0, 1, 1, 0, 2]], ["2", "0", "1", "1", "0", "2"]),  # one-hot
+        ("labels", np.array([1.5, 2, 1.5, 2.5, 2, 2]), ["1.5", "2", "1.5", "2.5", "2", "2"]),
     ],
 )
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1)])
@@ -435,6 +437,35 @@ def test_labels_of_matlab_epochs_are_in_their_file(folder: Path) -> None:
     assert [note.label for note in record.annotations] == ["1", "2", "1", "2", "3"]
     pieces = list_pieces(record, "channel 1")
     np.testing.assert_allclose([samples for _, samples in pieces], values[:, 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("ending", ["npy", "npz", "mat"])
+def test_several_labels_an_epoch_are_named_and_one_of_them_is_read(
+    folder: Path, ending: str
+) -> None:
+    """As DEAP rates each trial by valence, arousal, dominance and liking."""
+    rng = np.random.default_rng(0)
+    arrays = {"data": rng.standard_normal((5, 2, 100)), "labels": rng.uniform(1, 9, (5, 4))}
+
+    def save() -> None:
+        if ending == "npy":
+            for name, array in arrays.items():
+                np.save(folder / f"s1_{name}.npy", array)
+        elif ending == "npz":
+            np.savez(folder / "s1.npz", **arrays)
+        else:
+            scipy.io.savemat(folder / "s1.mat", arrays)
+
+    save()
+    options = write_map(folder, f'format = "{ending}"' if ending == "mat" else "")
+    report = ingest("generic", folder, folder.parent / "cache", **options)
+    assert len(report["units"]) == 1
+    (line,) = [r["message"] for r in report["units"][0]["reasons"] if "labels" in r["message"]]
+    assert "has 4 labels an epoch, in an array of 5 x 4" in line
+    arrays["labels"] = arrays["labels"][:, 0]  # as the line advises
+    save()
+    (record,) = read_folder(folder, **options).values()
+    assert [n.label for n in record.annotations] == [f"{v:g}" for v in arrays["labels"]]
 
 
 def test_a_label_a_sample_is_no_recording(folder: Path) -> None:

@@ -188,6 +188,18 @@ def test_a_table_without_a_rate_is_refused_with_advice_that_works(tmp_path: Path
         ingest("generic", tmp_path / "raw", tmp_path / "cache")
 
 
+@pytest.mark.parametrize("kind", [list, np.array])
+def test_a_list_in_a_cell_is_no_columns(tmp_path: Path, kind: Callable[[Any], Any]) -> None:
+    """As pandas writes the packets of a wearable: `0,"[12, 34]",5000,60`."""
+    rng = np.random.default_rng(0)
+    packets = [kind(rng.integers(-500, 500, 12).tolist()) for _ in range(100)]
+    times = 5000 + 128 * np.arange(100)
+    table = pd.DataFrame({"ecg": packets, "time": times, "hr": 60 + times % 9})
+    (signal,) = read(tmp_path, "a.csv", table.to_csv()).signals
+    assert (signal.channel, signal.rate) == ("hr", 7.8125)
+    np.testing.assert_array_equal(signal.samples, table["hr"])
+
+
 def test_texts_that_are_no_samples_are_left_alone(tmp_path: Path) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()

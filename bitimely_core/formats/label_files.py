@@ -199,7 +199,8 @@ def _write_json(content: object) -> str:
 
 
 def _write_table(rows: Sequence[dict[str, object]]) -> str:
-    names = list(rows[0])
+    nested = {name for row in rows for name, cell in row.items() if isinstance(cell, (dict, list))}
+    names = [name for name in rows[0] if name not in nested]
     cells = [[str(row.get(name, "")) for name in names] for row in rows]
     return "\n".join(map("\t".join, [names, *cells]))
 

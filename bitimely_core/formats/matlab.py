@@ -209,13 +209,15 @@ def _read_matrix_head(element: bytes, order: str) -> tuple[str, tuple[int, ...],
 def _list_numeric(
     variables: Iterable[MatlabVariable], beside: Collection[str]
 ) -> list[MatlabVariable]:
-    """The arrays of real numbers; where there are several, without vectors named in `beside` and
-    without single numbers.
+    """The arrays of real numbers; where there are several, without single numbers, and without
+    those named in `beside` that are vectors, or tables beside an array of three dimensions.
     """
     numeric = [variable for variable in variables if variable.kind in NUMBERS]
     if len(numeric) == 1:
         return numeric
     arrays = [variable for variable in numeric if math.prod(variable.shape) > 1]
+    if any(len(variable.shape) > 2 for variable in arrays):
+        return [v for v in arrays if len(v.shape) > 2 or v.name.lower() not in beside]
     return [variable for variable in arrays if not variable.is_vector_of(beside)]
 
 
@@ -229,6 +231,23 @@ def read_vector(path: Path, names: Collection[str], length: int | None) -> np.nd
         for variable in list_variables(data).values():
             if variable.is_vector_of(names) and length in {None, math.prod(variable.shape)}:
                 return _decode(variable, data).reshape(-1)
+    return None
+
+
+def read_labels(path: Path, names: Collection[str], count: int) -> np.ndarray | None:
+    """The numbers of the array with one of `names` that has a row, or a value, for each of `count`
+    epochs; None without one.
+
+    Raises UserError: as `read_array`.
+    """
+    with translate_read_errors(path):
+        data = _read_bytes(path)
+        for variable in list_variables(data).values():
+            if variable.is_vector_of(names) and math.prod(variable.shape) == count:
+                return _decode(variable, data).reshape(-1)
+            is_named = variable.kind in NUMBERS and variable.name.lower() in names
+            if is_named and len(variable.shape) == 2 and variable.shape[0] == count:
+                return _decode(variable, data)
     return None
 
 

@@ -21,6 +21,8 @@ HEAD = 1 << 18  # bytes that are looked at
 LINES = 1200  # that are looked at
 CELLS = 200  # of a column that are looked at
 DELIMITERS = (",", ";", "\t", "|", " ")  # the last stands for any number of blanks
+# a cell with blanks beside another mark, such as `0,"[12 34]",5000`; it may go on in the next line
+QUOTED_BLANKS = re.compile(r'[,;\t|]"[^"]*\s[^"]*(?:"|$)|(?:^|")[^"]*\s[^"]*"[,;\t|]')
 COMMENT = ("%", "#", "//")
 MISSING = clocks.MISSING
 THOUSANDS = {  # mark between thousands -> numbers that have it
@@ -123,6 +125,8 @@ def _find_grammar(lines: Sequence[str], stated: str, quote: str) -> Grammar:
     has_quotes = any('"' in line for line in lines)
     grammars: list[Grammar] = []
     for mark in marks:
+        if mark == " " and any(map(QUOTED_BLANKS.search, lines)):
+            continue
         rows = [split_line(line, mark, quote) for line in lines]
         decimals = (".",) if mark == "," and not has_quotes else (".", ",")
         grammars += [_rate_grammar(rows, mark, decimal) for decimal in decimals]

@@ -159,14 +159,20 @@ def _make_epochs(
 ) -> Record:
     """Epochs [epochs, channels, samples] or [epochs, samples, channels] as segments.
 
-    `labels`: their classes. Raises UserError: dimensions, physical_range.
+    `labels`: their classes or numbers. Raises UserError: dimensions, physical_range.
     """
     names: list[str | None] = [None] * len(values)
-    if labels is not None:  # None: a missing one (NaN, empty)
-        names = list(map(_name_class, labels.reshape(-1).tolist()))
-    if len(names) != len(values):
-        problem = f"{len(names)} labels of {len(values)} epochs"
+    findings: list[Finding] = []
+    if labels is not None and len(labels) != len(values):
+        problem = f"{len(labels)} labels of {len(values)} epochs"
         raise input_error(Reason.DIMENSIONS, problem, "expected one each")
+    column = None if labels is None else _find_label_column(labels)
+    if column is not None:  # None: a missing one (NaN, empty)
+        names = list(map(_name_class, column.tolist()))
+    elif labels is not None:
+        problem = f"has {labels.shape[1]} labels an epoch, in an array of {_list_shape(labels)}"
+        hint = "Keep one column of them, such as labels[:, 0], in place of the array"
+        findings.append(input_warning(Reason.UNMATCHED_LABELS, problem, "they are not read", hint))
     if not is_turned(values.shape[1:], info):
         values = values.transpose(0, 2, 1)
     count, channels, length = values.shape
@@ -180,11 +186,26 @@ def _make_epochs(
     events = name_epochs(onsets, seconds, names)
     finding = report_epochs(count, seconds, timed=False)
     requirement = f"of {channels} channels; {finding.requirement}"
-    findings = [
-        *report_missing(signals, "values are NaN"),
-        replace(finding, requirement=requirement),
-    ]
+    findings += report_missing(signals, "values are NaN")
+    findings.append(replace(finding, requirement=requirement))
     return make_record(rel, replace(info, notes=(*info.notes, *events)), signals, findings=findings)
+
+
+def _find_label_column(labels: np.ndarray) -> np.ndarray | None:
+    """A label for each epoch: the only one, or the number of the column, from 0, that is 1 where
+    all others are 0 (one-hot); None: there are several.
+    """
+    rows = labels.reshape(len(labels), -1)
+    if rows.shape[1] == 1:
+        return rows[:, 0]
+    is_one_hot = labels.dtype.kind in "iufb" and bool(
+        np.isin(rows, (0, 1)).all() and (rows.sum(axis=1) == 1).all()
+    )
+    return rows.argmax(axis=1) if is_one_hot else None
+
+
+def _list_shape(array: np.ndarray) -> str:
+    return " x ".join(map(str, array.shape))
 
 
 def _name_class(cell: str | float) -> str | None:
@@ -208,20 +229,17 @@ def find_label_arrays(source: Source, rels: Iterable[str]) -> LabelArrays:
     """The arrays with the labels of the recordings among `rels`.
 
     An array of labels has one dimension, whole numbers or texts, and the length of an array in its
-    folder. Of several the one is taken whose name is that of the epochs but for words such as `X`
-    and `labels`; beside an array that is no epochs its name must have such a word.
+    folder; beside epochs it may have other numbers, or columns, where its name has a word such as
+    `y` or `labels`. Of several the one is taken whose name is that of the epochs but for such
+    words and `X`; beside an array that is no epochs its name must have one.
     """
     arrays = [rel for rel in rels if find_suffix(rel) == ".npy"]
     shapes = {rel: _read_shape(source, rel) for rel in arrays}
     places = {_name_place(rel, shape) for rel, shape in shapes.items() if len(shape) > 1}
-    flat = _list_flat_arrays(source, places) if places else {}
     epochs = {rel: _name_place(rel, shape) for rel, shape in shapes.items() if len(shape) == 3}
+    flat = _list_flat_arrays(source, places, set(epochs.values())) if places else {}
     of_epochs = _pair_labels(epochs, flat)
-    named = {
-        rel
-        for rel in chain.from_iterable(flat.values())
-        if not LABEL_WORDS.isdisjoint(_list_words(rel))
-    }
+    named = {rel for rel in chain.from_iterable(flat.values()) if _is_named_label(rel)}
     return LabelArrays(of_epochs, named - set(of_epochs.values()))
 
 
@@ -229,14 +247,20 @@ Place = tuple[PurePosixPath, int]
 """The folder of an array, and its length."""
 
 
-def _list_flat_arrays(source: Source, places: Container[Place]) -> dict[Place, list[str]]:
-    """The arrays of a folder that can hold labels, by their place, where it is one of `places`."""
+def _list_flat_arrays(
+    source: Source, places: Container[Place], of_epochs: Container[Place]
+) -> dict[Place, list[str]]:
+    """The arrays of a folder that can hold labels, by their place, where it is one of `places`;
+    `of_epochs`: those of them where epochs are.
+    """
     flat: dict[Place, list[str]] = {}
     for rel in source.files:
         if find_suffix(rel) != ".npy":
             continue
-        place = _name_place(rel, _read_shape(source, rel))
-        if place in places and _holds_labels(source.path(rel)):
+        shape = _read_shape(source, rel)
+        place = _name_place(rel, shape)
+        is_named = place in of_epochs and len(shape) < 3 and _is_named_label(rel)
+        if is_named or (place in places and _holds_labels(source.path(rel))):
             flat.setdefault(place, []).append(rel)
     return flat
 
@@ -277,6 +301,10 @@ def _holds_labels(path: Path) -> bool:
     return bool((finite == np.round(finite)).all())
 
 
+def _is_named_label(rel: str) -> bool:
+    return not LABEL_WORDS.isdisjoint(_list_words(rel))
+
+
 def _strip_words(rel: str) -> str:
     """The name of a file without the words for samples and labels."""
     return " ".join(w for w in _list_words(rel) if w not in SAMPLE_WORDS | LABEL_WORDS)
@@ -299,7 +327,8 @@ def _load_arrays(path: Path, variable: str) -> NumpyContent:
     if find_suffix(path.name) != ".npz":
         return NumpyContent(_load_npy(path), None)
     arrays = _load_npz(path)
-    labels = {name for name in arrays if name.lower() in ARRAY_LABELS and arrays[name].ndim == 1}
+    most = 2 if any(array.ndim == 3 for array in arrays.values()) else 1
+    labels = {n for n in arrays if n.lower() in ARRAY_LABELS and 0 < arrays[n].ndim <= most}
     samples = {name for name in arrays if _may_be_samples(arrays[name])} - labels
     samples &= {variable} if variable else samples
     if len(samples) != 1:
@@ -376,14 +405,14 @@ def read_mat(path: Path, rel: str, info: RecordingInfo) -> Record:
             info = _name_channels(info, names, values.shape)
             return _make_mat_record(path, rel, info, values)
         if values.ndim not in {2, 3} or values.size == 0:
-            problem = f"is an array of {' x '.join(map(str, values.shape))}"
+            problem = f"is an array of {_list_shape(values)}"
             wanted = "expected [samples, channels] or [channels, samples]"
             raise input_error(Reason.DIMENSIONS, problem, wanted, field="variable")
         info = _read_names(path, info, values)
         if values.ndim == 3:
             if _has_epochs_last(values.shape, info):
                 values = np.moveaxis(values, 2, 0)
-            labels = matlab.read_vector(path, ARRAY_LABELS, len(values))
+            labels = matlab.read_labels(path, ARRAY_LABELS, len(values))
             return _make_epochs(values, rel, info, labels)
         turned = is_turned(values.shape, info)
         return _make_mat_record(path, rel, info, values.T if turned else values)

@@ -79,8 +79,8 @@ def fold_name(name: str) -> str:
     behind it, nor how two electrodes are parted; those with two names have the newer one.
     """
     text = re.sub(r"[-_\s]ref$", "", name.strip().casefold())
-    bare = re.sub(r"^(eeg|pol)[\s_]+", "", text)
-    parts = re.split(r"[\s_]*[-\u2013:/][\s_]*", EAR.sub("-\\1", bare))
+    bare = re.sub(r"^(eeg|pol)[\s_]*", "", text)
+    parts = re.split(r"[\s_]*[-\u2013:/][\s_]*|[\s_]+(?=[a-z])", EAR.sub("-\\1", bare))
     sites = [SITES.get(part, part) for part in parts]
     if ELECTRODE.fullmatch(sites[0]):
         text = "-".join(sites)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import date, datetime
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
@@ -30,6 +32,7 @@ from bitimely_core.types import Annotation, Signal
 UNKNOWN_DAY = date(1985, 1, 1)  # what files state that state no date
 STEPS = (1, 2, 4, 5, 10, 15, 20, 60)  # seconds of epochs other than the usual ones
 LEAST_EPOCHS = 10  # of a list whose length says how long they are
+MS = 1000.0  # in a second
 QUARTER = 900.0  # seconds: clocks of time zones differ by quarters of an hour
 
 
@@ -255,6 +258,10 @@ def _read_text(file: LabelFile, time: RecordingTime, rules: LabelRules) -> Label
         step = label_files.find_step(table.rows)
     elif table.clock == "day":
         findings += _report_day(table, time, shift, rules)
+    elif table.clock == "start" and (unit := _find_other_unit(table.rows, time)):
+        table = table._replace(rows=_count_seconds(table.rows, unit.rate))
+        step = label_files.find_step(table.rows)
+        findings.append(unit.finding)
     findings += _report_dropped(table.dropped)
     return LabelSource(
         file.rel,
@@ -283,6 +290,35 @@ def _report_day(
         return [_report_zero(time.start)]
     is_taken = time.zone == 0 and table.zone is None and not rules.shift
     return [_report_utc()] if is_taken else []
+
+
+class OtherUnit(NamedTuple):
+    """In what times count that are no seconds."""
+
+    rate: float  # of it in a second
+    finding: Finding
+
+
+def _find_other_unit(rows: Sequence[label_files.LabelRow], time: RecordingTime) -> OtherUnit | None:
+    """The unit of whole numbers that run far past the end of the recording in seconds, and to its
+    end as samples or milliseconds; None: there is none.
+    """
+    end = max(row.onset + (row.duration or 0.0) for row in rows)
+    spans = [row.duration for row in rows if row.duration is not None]
+    spans = spans or [b.onset - a.onset for a, b in pairwise(rows)]
+    is_whole = all(row.onset.is_integer() for row in rows)
+    if not is_whole or not spans or end < 2 * time.length:
+        return None
+    units = {f"samples at {time.rate:g} Hz": time.rate, "milliseconds": MS}
+    name, rate = min(units.items(), key=lambda unit: abs(end - unit[1] * time.length))
+    # the labels of a night beside its first minutes are seconds: in another unit they were too short
+    if not time.length / 2 < end / rate < time.length + EPOCH or median(spans) < rate:
+        return None
+    problem = f"its times run to {end:g}, and the recording ends at {time.length:g} s"
+    hint = "If that is wrong, write them in seconds"
+    return OtherUnit(
+        rate, input_warning(Reason.ANNOTATION_OUT_OF_RANGE, problem, f"read as {name}", hint)
+    )
 
 
 def _count_seconds(rows: Sequence[label_files.LabelRow], rate: float) -> list[label_files.LabelRow]:
