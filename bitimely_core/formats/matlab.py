@@ -76,7 +76,16 @@ class MatlabVariable(NamedTuple):
     def is_vector_of(self, names: Collection[str]) -> bool:
         """Whether it is a row or a column of numbers with one of these names."""
         is_vector = math.prod(self.shape) == max(self.shape, default=0)
-        return self.kind in NUMBERS and is_vector and self.name.lower() in names
+        return is_vector and self.is_called(names)
+
+    def is_called(self, names: Collection[str]) -> bool:
+        """Whether it is an array of numbers with one of these names."""
+        return self.kind in NUMBERS and self.name.lower() in names
+
+    def is_beside(self, names: Collection[str], most: int) -> bool:
+        """Whether it is such a vector, or a table beside an array of `most` = 3 dimensions."""
+        is_table = len(self.shape) < most == 3
+        return self.is_called(names) if is_table else self.is_vector_of(names)
 
 
 def read_array(path: Path, name: str = "", beside: Collection[str] = ()) -> np.ndarray:
@@ -216,9 +225,8 @@ def _list_numeric(
     if len(numeric) == 1:
         return numeric
     arrays = [variable for variable in numeric if math.prod(variable.shape) > 1]
-    if any(len(variable.shape) > 2 for variable in arrays):
-        return [v for v in arrays if len(v.shape) > 2 or v.name.lower() not in beside]
-    return [variable for variable in arrays if not variable.is_vector_of(beside)]
+    most = max((len(variable.shape) for variable in arrays), default=0)
+    return [variable for variable in arrays if not variable.is_beside(beside, most)]
 
 
 def read_vector(path: Path, names: Collection[str], length: int | None) -> np.ndarray | None:
@@ -245,8 +253,11 @@ def read_labels(path: Path, names: Collection[str], count: int) -> np.ndarray | 
         for variable in list_variables(data).values():
             if variable.is_vector_of(names) and math.prod(variable.shape) == count:
                 return _decode(variable, data).reshape(-1)
-            is_named = variable.kind in NUMBERS and variable.name.lower() in names
-            if is_named and len(variable.shape) == 2 and variable.shape[0] == count:
+            if (
+                variable.is_called(names)
+                and variable.shape[0] == count
+                and len(variable.shape) == 2
+            ):
                 return _decode(variable, data)
     return None
 

@@ -121,12 +121,10 @@ class Grammar(NamedTuple):
 
 def _find_grammar(lines: Sequence[str], stated: str, quote: str) -> Grammar:
     """The marks under which most cells of the last lines are numbers or times."""
-    marks = (stated,) if stated else DELIMITERS
+    marks = (stated,) if stated else _list_delimiters(lines)
     has_quotes = any('"' in line for line in lines)
     grammars: list[Grammar] = []
     for mark in marks:
-        if mark == " " and any(map(QUOTED_BLANKS.search, lines)):
-            continue
         rows = [split_line(line, mark, quote) for line in lines]
         decimals = (".",) if mark == "," and not has_quotes else (".", ",")
         grammars += [_rate_grammar(rows, mark, decimal) for decimal in decimals]
@@ -135,6 +133,11 @@ def _find_grammar(lines: Sequence[str], stated: str, quote: str) -> Grammar:
     if best.fit == 0 and not stated:
         best = max(grammars, key=lambda grammar: grammar.width * (grammar.delimiter != " "))
     return best
+
+
+def _list_delimiters(lines: Sequence[str]) -> Sequence[str]:
+    """The marks that may part the cells; no blanks where they stand in cells beside others."""
+    return DELIMITERS[:-1] if any(map(QUOTED_BLANKS.search, lines)) else DELIMITERS
 
 
 def _rate_grammar(rows: Sequence[list[str]], mark: str, decimal: str) -> Grammar:

@@ -327,8 +327,7 @@ def _load_arrays(path: Path, variable: str) -> NumpyContent:
     if find_suffix(path.name) != ".npz":
         return NumpyContent(_load_npy(path), None)
     arrays = _load_npz(path)
-    most = 2 if any(array.ndim == 3 for array in arrays.values()) else 1
-    labels = {n for n in arrays if n.lower() in ARRAY_LABELS and 0 < arrays[n].ndim <= most}
+    labels = _name_labels(arrays)
     samples = {name for name in arrays if _may_be_samples(arrays[name])} - labels
     samples &= {variable} if variable else samples
     if len(samples) != 1:
@@ -337,6 +336,12 @@ def _load_arrays(path: Path, variable: str) -> NumpyContent:
         raise input_error(Reason.SCHEMA, problem, "expected one of samples", hint)
     classes = [arrays[name] for name in labels]
     return NumpyContent(arrays[samples.pop()], find_only(classes, None), _find_names(arrays))
+
+
+def _name_labels(arrays: Mapping[str, np.ndarray]) -> set[str]:
+    """Which arrays are labels by their names: vectors, and tables beside epochs."""
+    most = 2 if any(array.ndim == 3 for array in arrays.values()) else 1
+    return {n for n in arrays if n.lower() in ARRAY_LABELS and 0 < arrays[n].ndim <= most}
 
 
 def _may_be_samples(array: np.ndarray) -> bool:

@@ -304,21 +304,26 @@ def _find_other_unit(rows: Sequence[label_files.LabelRow], time: RecordingTime) 
     end as samples or milliseconds; None: there is none.
     """
     end = max(row.onset + (row.duration or 0.0) for row in rows)
-    spans = [row.duration for row in rows if row.duration is not None]
-    spans = spans or [b.onset - a.onset for a, b in pairwise(rows)]
-    is_whole = all(row.onset.is_integer() for row in rows)
-    if not is_whole or not spans or end < 2 * time.length:
+    if end < 2 * time.length or not all(row.onset.is_integer() for row in rows):
         return None
     units = {f"samples at {time.rate:g} Hz": time.rate, "milliseconds": MS}
     name, rate = min(units.items(), key=lambda unit: abs(end - unit[1] * time.length))
-    # the labels of a night beside its first minutes are seconds: in another unit they were too short
-    if not time.length / 2 < end / rate < time.length + EPOCH or median(spans) < rate:
+    # labels of a night beside its first minutes are seconds: in another unit they are too short
+    if not time.length / 2 < end / rate < time.length + EPOCH or _measure_span(rows) < rate:
         return None
     problem = f"its times run to {end:g}, and the recording ends at {time.length:g} s"
     hint = "If that is wrong, write them in seconds"
     return OtherUnit(
         rate, input_warning(Reason.ANNOTATION_OUT_OF_RANGE, problem, f"read as {name}", hint)
     )
+
+
+def _measure_span(rows: Sequence[label_files.LabelRow]) -> float:
+    """The median length of labels, or from one to the next where they state none; 0 of a single
+    one.
+    """
+    stated = [row.duration for row in rows if row.duration is not None]
+    return median(stated or [b.onset - a.onset for a, b in pairwise(rows)] or [0.0])
 
 
 def _count_seconds(rows: Sequence[label_files.LabelRow], rate: float) -> list[label_files.LabelRow]:
