@@ -243,22 +243,18 @@ def read_vector(path: Path, names: Collection[str], length: int | None) -> np.nd
 
 
 def read_labels(path: Path, names: Collection[str], count: int) -> np.ndarray | None:
-    """The numbers of the array with one of `names` that has a row, or a value, for each of `count`
-    epochs; None without one.
+    """The numbers [count, labels] of the array with one of `names` that has a row, or a value, for
+    each of `count` epochs; None without one.
 
     Raises UserError: as `read_array`.
     """
     with translate_read_errors(path):
         data = _read_bytes(path)
         for variable in list_variables(data).values():
-            if variable.is_vector_of(names) and math.prod(variable.shape) == count:
-                return _decode(variable, data).reshape(-1)
-            if (
-                variable.is_called(names)
-                and variable.shape[0] == count
-                and len(variable.shape) == 2
-            ):
-                return _decode(variable, data)
+            shape = variable.shape
+            rows = (math.prod(shape),) if variable.is_vector_of(names) else shape[:1]
+            if variable.is_called(names) and (rows, len(shape)) == ((count,), 2):
+                return _decode(variable, data).reshape(count, -1)
     return None
 
 
