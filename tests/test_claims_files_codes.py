@@ -582,6 +582,9 @@ WRITTEN_DATES = {  # form of strftime -> what the advice must name; "": read as 
     "%Y%j": "%Y%j",
     "%Y年%m月%d日": "%Y年%m月%d日",
     "%d%b%Y": "%d%b%Y",
+    "%G-W%V-%u": "%G-W%V-%u",
+    # Oracle, with nanoseconds
+    "%d-%b-%y 12.00.00.000000000 AM": "%d-%b-%y %I.%M.%S.%f %p",
 }
 
 
@@ -615,7 +618,7 @@ def test_a_cohort_of_codes_alone_needs_no_births(ingest: Ingest) -> None:
     ("texts", "advice"),
     [
         (["9 tammi 2005", "3 helmi 2006"], "Write them as YYYY-MM-DD"),  # Finnish
-        (["2005-W03-2", "2006-W11-1"], "Write them as YYYY-MM-DD"),
+        (["201533", "201648"], "Write them as YYYY-MM-DD"),  # weeks
         (["2548-03-04", "2549-05-06"], "2548 of the Buddhist calendar is 2005"),
     ],
 )

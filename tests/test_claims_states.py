@@ -71,6 +71,33 @@ def test_a_year_of_death_ends_with_its_last_day(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("form", "start", "end", "days"),
+    [
+        ("", "2015Q1", "2016Q4", ("2015-01-01", "2016-12-31")),
+        ("quarter", "20151", "20162", ("2015-01-01", "2016-06-30")),
+        ("quarter", "2015-2", "2016-4", ("2015-04-01", "2016-12-31")),
+        ("wareki", "H27.2", "平成28年2月", ("2015-02-01", "2016-02-29")),
+        ("wareki", "H27.2.3", "H28.2.3", ("2015-02-03", "2016-02-03")),
+        ("%b %Y", "oct 2015", "OCT 2016", ("2015-10-01", "2016-10-31")),
+        ("", "2015", "2016", ("2015-01-01", "2016-12-31")),
+        ("year", "2015", "2016", ("2015-01-01", "2016-12-31")),
+    ],
+)
+@pytest.mark.parametrize("table", ["patients", "enrolment"])
+def test_an_observation_lasts_from_the_first_to_the_last_day_of_what_is_stated(
+    tmp_path: Path, table: str, form: str, start: str, end: str, days: tuple[str, str]
+) -> None:
+    rows = f"a1,{start},{end}\na2,{start},{end}\n"
+    files = {f"{table}__csv": f"patient_id,obs_start,obs_end\n{rows}"}
+    write_files(tmp_path, claims__csv=CLAIMS, **files)
+    forms = [f"obs_start={form}", f"obs_end={form}"] if form else []
+    claims = read_folder(tmp_path, date_format=forms)[0]
+    assert claims.subjects is not None
+    days_read = claims.subjects.select("obs_start", "obs_end").rows()
+    assert [tuple(map(parse_day, row)) for row in days_read] == [tuple(map(parse_day, days))] * 2
+
+
+@pytest.mark.parametrize(
     ("head", "rows", "words"),
     [
         ("died", ("1", "0"), "1 subjects have died on an unknown day"),

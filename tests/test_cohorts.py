@@ -393,6 +393,29 @@ def test_sequences_of_a_cohort_are_those_of_its_members(dated: bool, tmp_path: P
             s: (t - epoch).days
             for s, t in labels.select("subject_id", "prediction_time").iter_rows()
         } == {s: first[s] for s in labels["subject_id"]}
+        _check_labels_of_times(tmp_path, home, record)
+
+
+def _check_labels_of_times(tmp_path: Path, home: Path, record: pl.DataFrame) -> None:
+    """Labels of MEDS are events within a horizon; of members observed for less there are none."""
+    argv = ["tokenize", "pophr", "-w", str(home), "--cohort", str(tmp_path / "x.toml")]
+    argv += ["--time-to-event", "4,9", "--no-select", "--min-codes", "1", "--name", "times"]
+    assert main(argv) == 0
+    for days in (4, 9):
+        folder = home / "tokens" / "times" / "meds" / "labels" / f"diabetes@{days}d"
+        labels = pl.read_parquet(folder / "0.parquet")
+        stored = dict(labels.select("subject_id", "boolean_value").iter_rows())
+        tokens = home / "tokens" / "times"
+        members = pl.concat([pl.read_parquet(path) for path in tokens.glob("sequences-*.parquet")])
+        expected = {}
+        rows = record.filter(pl.col("subject_id").is_in(members["subject_id"].implode()))
+        for row in rows.iter_rows(named=True):
+            last = row["index_day"] + days
+            has_event = row["outcome_day"] is not None and row["outcome_day"] <= last
+            if has_event or row["risk_end"] >= last:
+                expected[row["subject_id"]] = has_event
+        assert stored == expected
+        assert set(expected.values()) == {True, False}
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -160,6 +160,7 @@ def list_notices(plan: SequencePlan) -> list[str]:
         notices.append(MATCHED_CONTROLS)
     risk = rules.time_at_risk
     is_followed = risk.to_day is not None and risk.min_days is None and not risk.keep_deaths
+    is_followed |= bool(plan.choices.time_to_event)  # less is censored
     if rules.outcome.kind == "incident" and not is_followed:
         notices.append(SHORT_FOLLOW_UP)
     return notices

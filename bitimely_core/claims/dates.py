@@ -41,13 +41,14 @@ DAYS_BELOW, SECONDS_ABOVE = 100_000, 100_000_000  # between: days of 2229 on, se
 YEAR, YEAR_MONTH = "year", "yyyymm"  # forms: a year stands for its 1 July, a month for its first
 ROC = "roc"  # form: years of the Republic of China (Taiwan), as 0940123, 94/1/23
 WAREKI = "wareki"  # form: years of eras of Japan, as 令和3年5月12日, R3/05/12, 5030512, H30.4
-QUARTER = "quarter"  # form: a quarter stands for its first day, as 20153, 3/2015, 2015Q3
+QUARTER = "quarter"  # form: a quarter stands for its first day, of an end for its last, as 20153, 3/2015, 2015Q3
 NUMBER_FORMS = (*EPOCHS, YEAR, YEAR_MONTH, ROC, WAREKI, QUARTER)
 QUARTER_TEXT = re.compile(
     r"([0-9]{4})[-/. ]?(?:[QTqt]\.?)?([1-4])(?:\.0)?"
     # 12005 is a number of days
     r"|(?:[QTqt]\.?|(?=[1-4][-/. ]))([1-4])[-/. ]?([0-9]{4})"
 )
+QUARTER_WITH_LETTERS = re.compile(rf"^(?=.*[QTqt])(?:{QUARTER_TEXT.pattern})$")
 ALIASES = {"stata": "sas", "r": "unix"}  # forms that read the same, of which one is advised
 ROC_YEARS = 1911  # before the first of them
 ROC_DATE = re.compile(r"([0-9]{2,3})([./-]?)([0-9]{2}|(?<=[./-])[0-9])\2([0-9]{2}|(?<=[./-])[0-9])")
@@ -76,7 +77,8 @@ GAPS = (
     "{}. {}. {}.",
     "{}. {}. {}",
 )
-NO_GAP = re.compile(r"(%[dmyY]){3}")  # a form in which nothing parts day, month and year
+NO_GAP = re.compile(r"(%[dmyY]){3}|%[yY]%j")  # a form in which nothing parts day, month and year
+DIGITS = {"Y": 4, "j": 3}  # of a letter of such a form; others have two
 # with letters behind the numbers, of days of the year, and of months
 SHORT_FORMS = (
     "%Y年%m月%d日",
@@ -85,6 +87,7 @@ SHORT_FORMS = (
     "%Y%j",
     "%Y-%j",
     "%y%j",
+    "%G-W%V-%u",
     "%m/%Y",
     "%m.%Y",
     "%m-%Y",
@@ -111,8 +114,17 @@ MONTH_WORDS = (
 )
 MONTH_OF = {word: month for month, words in enumerate(MONTH_WORDS, 1) for word in words.split()}
 LETTERS = re.compile(r"[^\W\d_]{3,}\.?")
-TIME_OF_DAY = re.compile(r"[ T:][0-9]{1,2}:[0-9].*")
-CLOCK_FORMS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p")
+TIME_OF_DAY = re.compile(r"[ T:][0-9]{1,2}(?::[0-9]|\.[0-9]{2}\.[0-9]{2}\b).*")
+CLOCK_FORMS = (
+    "%H:%M",
+    "%H:%M:%S",
+    "%H:%M:%S.%f",
+    "%I:%M %p",
+    "%I:%M:%S %p",
+    "%I.%M.%S %p",  # of Oracle
+    "%I.%M.%S.%f %p",
+)
+NANOSECONDS = re.compile(r"(?<=\.[0-9]{6})[0-9]{3}\b")  # digits of a second that %f lacks
 TIME_FORMS = tuple(map("".join, itertools.product((" ", "T", ":"), CLOCK_FORMS, ("", "%z", " %z"))))
 EARLIEST, LATEST = date.min.toordinal() - EPOCH, date.max.toordinal() - EPOCH  # what a date can be
 # days that a form may read for it to be suggested
@@ -151,7 +163,8 @@ def parse_day(text: str | None, form: str | None = None, near: int | None = None
             if number is None or DATE_FORMS.fullmatch(text.strip()):
                 return None  # eight digits are a date in any file
             return _parse_number(int(number[1]), form)
-        when = datetime.strptime(_translate_month(text.strip(), form), form).date()
+        plain = NANOSECONDS.sub("", text.strip())
+        when = datetime.strptime(_translate_month(plain, form), form).date()
         if near is not None and "%y" in form:
             when = when.replace(year=near + (when.year - near + 50) % 100 - 50)
         return to_day(when)
@@ -202,7 +215,7 @@ def _parse_wareki_day(text: str) -> int | None:
 def _parse_quarter(text: str, *, letters: bool = False) -> int | None:
     """`letters`: one of them says that it is a quarter."""
     match = QUARTER_TEXT.fullmatch(text)
-    if match is None or (letters and not re.search("[QTqt]", text)):
+    if match is None or (letters and not QUARTER_WITH_LETTERS.search(text)):
         return None
     year, quarter = match.group(1, 2) if match[1] else match.group(4, 3)
     return to_day(date(int(year), 3 * int(quarter) - 2, 1))
@@ -300,10 +313,11 @@ def _has_all_digits(text: str, form: str) -> bool:
     """Whether a text has all digits of a form without marks between them: `strptime` reads
     2005252, the day 252 of a year, as 25 February too.
     """
-    if NO_GAP.match(form) is None:
+    gapless = NO_GAP.match(form)
+    if gapless is None:
         return True
-    digits = re.match(r"[0-9]*", text)
-    return digits is not None and len(digits[0]) >= (8 if "%Y" in form else 6)
+    n_digits = sum(DIGITS.get(letter, 2) for letter in gapless[0][1::2])
+    return re.match(rf"[0-9]{{{n_digits}}}", text) is not None
 
 
 def get_plausible(name: str) -> range:
@@ -312,18 +326,29 @@ def get_plausible(name: str) -> range:
     return range(to_day(date(first, 1, 1)), to_day(datetime.now(UTC).date()) + 2)
 
 
-def end_month(text: str | None, form: str) -> str | None:
-    """The last day of the month that a text states without a day, as YYYY-MM-DD; other texts
-    unchanged. `form`: of texts that are not ISO; "" for none.
+def end_period(text: str | None, form: str) -> str | None:
+    """The last day of the month or quarter that a text states without a day, as YYYY-MM-DD; other
+    texts unchanged. `form`: of texts that are not ISO; "" for none.
     """
-    day = parse_day(text, form) if MONTH_FORM.fullmatch(form) else None
-    if MONTH_TEXT.fullmatch((text or "").strip()):
-        day = parse_day(text)
+    plain = (text or "").strip()
+    day, months = None, 1
+    if form == QUARTER or QUARTER_WITH_LETTERS.search(plain):
+        day, months = parse_day(plain, QUARTER), 3
+    elif MONTH_TEXT.fullmatch(plain):
+        day = parse_day(plain)
+    elif MONTH_FORM.fullmatch(form) or (form == WAREKI and _is_month_of_era(plain)):
+        day = parse_day(plain, form)
     if day is None:
         return text
     first = date.fromordinal(day + EPOCH)
-    length = calendar.monthrange(first.year, first.month)[1]
-    return first.replace(day=length).isoformat()
+    month = first.month + months - 1
+    return date(first.year, month, calendar.monthrange(first.year, month)[1]).isoformat()
+
+
+def _is_month_of_era(text: str) -> bool:
+    """Whether a text of the form `WAREKI` has no day."""
+    match = WAREKI_DATE.fullmatch(normalize("NFKC", text))
+    return match is not None and not int(f"0{match[4]}")
 
 
 def parse_days(texts: pl.Series) -> pl.Series:

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from bitimely_core import __version__
 from bitimely_core.cache import Cache
@@ -102,7 +103,7 @@ def _to_time(day: pl.Expr) -> pl.Expr:
 
 def select_labels(cache: Cache, sequences: EventSequences) -> dict[str, pl.DataFrame]:
     """Label -> subject_id, prediction_time, boolean_value of the subjects whose label is known; of
-    histories without labels none.
+    histories without labels none. Of times to event each label is the event within a horizon.
     """
     if sequences.target is None:
         return {}
@@ -123,10 +124,27 @@ def select_labels(cache: Cache, sequences: EventSequences) -> dict[str, pl.DataF
         frame = frame.join(days, on="subject_id", how="left", maintain_order="left")
         when = _to_time(pl.col("index_day"))
     frame = frame.select("subject_id", prediction_time=when.cast(pl.Datetime("us")))
+    target, horizons = sequences.target, sequences.options.time_to_event
+    target = _reach_horizons(target, horizons) if horizons else target
     by_label = {}
-    for k, name in enumerate(sequences.class_names):
-        value = sequences.target[:, k]
+    for name, value in zip(sequences.class_names, target.T, strict=True):
         rows = frame.with_columns(boolean_value=pl.Series(value == 1))
         rows = rows.filter(pl.Series(np.isfinite(value)))
         by_label[name] = rows.sort("subject_id", "prediction_time")
     return by_label
+
+
+def _reach_horizons(target: NDArray[np.float32], horizons: Sequence[int]) -> NDArray[np.float32]:
+    """Whether events come within horizons; nan where the observation ends before.
+
+    Args:
+        target: [n, labels x horizons, 2], time and event (`event_times`).
+        horizons: days, [h].
+
+    Returns:
+        [n, labels x horizons], 1, 0 or nan.
+    """
+    time, event = target[..., 0], target[..., 1]
+    is_over = time <= np.tile(np.asarray(horizons), target.shape[1] // len(horizons))
+    is_unknown = np.isnan(time) | (is_over & (event == 0))
+    return np.where(is_unknown, np.nan, is_over & (event == 1)).astype(np.float32)

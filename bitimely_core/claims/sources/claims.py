@@ -25,6 +25,7 @@ from bitimely_core.claims.distinct import map_texts
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.sources import words
 from bitimely_core.claims.sources.claims_source import ClaimsSource
+from bitimely_core.claims.sources.coarse_dates import holds_years
 from bitimely_core.claims.sources.code_columns import (
     find_certainties,
     find_versions,
@@ -89,7 +90,6 @@ from bitimely_core.claims.sources.source_table import (
 )
 from bitimely_core.claims.sources.subject_tables import (
     TableAccounts,
-    holds_years,
     keep_unique_rows,
     make_subjects,
     parse_labels,

@@ -306,20 +306,6 @@ def reformat_dates(column: pl.Series, form: str, near: int | None = None) -> pl.
     return map_texts(column, reformat, pl.String)
 
 
-def end_months(
-    column: pl.Series, form: str, file: str, name: str
-) -> tuple[pl.Series, list[Finding]]:
-    """A column of ends of lives or observations; those that state a month alone end with its last
-    day, which a warning says.
-    """
-    ended = map_texts(column, lambda text: dates.end_month(text, form), pl.String)
-    completed = int(ended.ne_missing(column.cast(pl.String)).sum())
-    problem = f"rows state only the month of {name}"
-    rule = "its last day is taken, so that no claim of the month comes after it"
-    place: Place = {"file": file, "field": name}
-    return ended, warn_of_rows(completed, Reason.METADATA, problem, rule, **place)
-
-
 def assign_vocabulary(column: pl.Series, since: int, before: str, after: str) -> pl.Series:
     """The vocabulary of rows by their date: `before` a day, or `after` from it on.
 

@@ -10,9 +10,9 @@ import polars as pl
 
 from bitimely_core.claims import dates
 from bitimely_core.claims.periods import merge_periods
+from bitimely_core.claims.sources.coarse_dates import complete_dates
 from bitimely_core.claims.sources.columns import (
     DateCounts,
-    end_months,
     reformat_dates,
     refuse_unread_dates,
     warn_of_rows,
@@ -46,11 +46,11 @@ def read_spells(
     `spells`: subject, obs_start, obs_end as text. Raises UserError: date, where most of a column
     cannot be read.
     """
-    ends, findings = end_months(spells["obs_end"], forms.get("obs_end", ""), file, "obs_end")
-    accounts.findings += findings
-    spells = spells.with_columns(ends)
     for name in PERIOD_DATES:
-        texts = blank_dates(reformat_dates(spells[name], forms.get(name, "")), DEFAULTS)
+        form = forms.get(name, "")
+        texts, findings = complete_dates(spells[name], name, form, file)
+        accounts.findings += findings
+        texts = blank_dates(reformat_dates(texts, form), DEFAULTS)
         counts = DateCounts().add(texts)
         refuse_unread_dates(counts, file, name)
         place: Place = {"file": file, "field": name}

@@ -13,11 +13,10 @@ import polars as pl
 
 from bitimely_core.claims import dates, unknown_dates
 from bitimely_core.claims.sources import words
+from bitimely_core.claims.sources.coarse_dates import complete_dates
 from bitimely_core.claims.sources.columns import (
-    END_COLUMNS,
     SUBJECT_DATE_COLUMNS,
     DateCounts,
-    end_months,
     reformat_dates,
     refuse_unread_dates,
     report_zones,
@@ -54,13 +53,6 @@ DEATH_LIKE = re.compile(
     rf"{DATE_LIKE.pattern}|^((19|20)\d\d(0[1-9]|1[0-2])?|[01]|[yn]|yes|no|dead|alive|died)$",
     re.IGNORECASE,
 )
-YEAR = r"^\s*(\d{4})(?:\.0)?\s*$"
-NO_MONTH = r"^\s*([1-9]\d{3})(?:-00-00\b|0000\s*$)"  # MySQL: 1950-00-00
-# column -> day of a year without one, and what is said of it
-COMPLETED = {
-    "birth": ("-07-01", "1 July is taken"),
-    "death": ("-12-31", "31 December is taken, so that no claim of the year comes after it"),
-}
 SHOWN_ROWS = 11  # rows that must hold a word for a message to show it
 FLAGS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # labels as written
 EXAMPLES = 5  # rows that a message shows
@@ -164,13 +156,10 @@ def make_subjects(
     frame = frame.with_columns(pl.lit(None, pl.String).alias(name) for name in sorted(absent))
     for name in SUBJECT_DATE_COLUMNS:
         near = dates.get_year(last) - 49 if last is not None and name == "birth" else None
-        column = frame[name]
-        if name in COMPLETED:
-            column = _complete_years(column, name, file, accounts)
-        if name in END_COLUMNS:
-            column, findings = end_months(column, forms.get(name, ""), file, name)
-            accounts.findings += findings
-        written = reformat_dates(column, forms.get(name, ""), near)
+        form = forms.get(name, "")
+        column, findings = complete_dates(frame[name], name, form, file)
+        accounts.findings += findings
+        written = reformat_dates(column, form, near)
         frame = frame.with_columns(_blank_unknown_dates(written, name, file, accounts))
         counts = DateCounts().add(frame[name])
         refuse_unread_dates(counts, file, name)
@@ -209,33 +198,6 @@ def report_unread_dates(table: OpenTable) -> list[Finding]:
         for key, dated in alike.items()
         if dated
     ]
-
-
-def holds_years(texts: pl.Series) -> bool:
-    """Whether a column of births or deaths holds years alone."""
-    written = [text.strip() for text in texts.drop_nulls().unique()]
-    years = [text for text in written if not unknown_dates.MISSING.fullmatch(text)]
-    return bool(years) and all(map(dates.is_year, years))
-
-
-def _complete_years(texts: pl.Series, name: str, file: str, accounts: TableAccounts) -> pl.Series:
-    """Births or deaths with a day where only their year is stated, in all rows or by a month of
-    00.
-    """
-    years = texts.str.extract(YEAR if holds_years(texts) else NO_MONTH)
-    if not years.count():
-        return texts
-    day, why = COMPLETED[name]
-    numbers = years.drop_nulls().cast(pl.Int32).sort() // 10 * 10
-    accounts.findings += warn_of_rows(
-        years.count(),
-        Reason.METADATA,
-        f"rows state only the year of {name}",
-        f"{why} (found {numbers[0]} to {numbers[-1] + 9})",
-        file=file,
-        field=name,
-    )
-    return (years + day).fill_null(texts)
 
 
 def _blank_unknown_dates(
