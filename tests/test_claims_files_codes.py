@@ -530,15 +530,23 @@ def test_numbers_of_programs_are_their_days(form: str, epoch: date, ticks: int) 
 
 
 @pytest.mark.parametrize(
-    "prefixes", [("ICD9CM:", "ICD10CM:"), ("ICD-9-CM ", "ICD-10 "), ("icd9|", "icd10|")]
+    ("name", "prefixes", "other"),
+    [
+        ("code", ("ICD9CM:", "ICD10CM:"), "LOINC:2345-7"),
+        ("code", ("ICD-9-CM ", "ICD-10 "), "LOINC:2345-7"),
+        ("code", ("icd9|", "icd10|"), "LOINC:2345-7"),
+        ("CONCEPT_CD", ("ICD9:", "ICD10:"), "DEM|SEX:f"),
+    ],
 )
-def test_codes_behind_their_vocabularies(ingest: Ingest, prefixes: tuple[str, str]) -> None:
-    """As i2b2 has them, with codes of laboratories beside; E850 is in both vocabularies."""
+def test_codes_behind_their_vocabularies(
+    ingest: Ingest, name: str, prefixes: tuple[str, str], other: str
+) -> None:
+    """As i2b2 has them, with other facts beside; E850 is in both vocabularies."""
     codes = ["ICD9//250.00", "ICD9//E850.0", "ICD10//E85.0", "ICD10//I10", "ICD10//K21.9"]
     texts = [prefixes[code.startswith("ICD10")] + code.partition("//")[2] for code in codes]
     rows = [f"p{i % 6},2005-01-{i % 28 + 1:02d},{texts[i % 5]}" for i in range(60)]
-    rows += [f"p{i},2005-02-01,LOINC:2345-7" for i in range(6)]
-    header = "patient_id,date,code"
+    rows += [f"p{i},2005-02-01,{other}" for i in range(6)]
+    header = f"patient_id,date,{name}"
     outcome = ingest(rows, "--rules", "none", "--min-codes", "1", header=header)
     assert outcome.code == 0
     families = Counter(code.replace("CM//", "//") for code in outcome.count_codes().elements())

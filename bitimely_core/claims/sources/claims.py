@@ -125,6 +125,9 @@ CLAIM_FACTS = ("birth", "death", "vital", "last_contact", "sex")
 INDEX_DATE = "index_date"
 # a code behind its vocabulary: ICD10CM:E11.9, ICD-9-CM 250.00
 PREFIXED_CODE = re.compile(r"([A-Za-z]{2}[\w -]*?)(?:\s*[:|/]+\s*|\s+)([A-Za-z]?\d.*)", re.ASCII)
+SCHEMED = re.compile(r"([^:]+):(.*)")  # a code of i2b2 behind its scheme: DEM|SEX:f
+SCHEMED_COLUMN = "conceptcd"  # folded
+ICD_LIKE = re.compile(r"icd|dx|diag", re.IGNORECASE)  # in a scheme: of diagnoses
 FLOAT_ID = r"^(\d+)\.0+$"
 QUOTES = "'\""
 
@@ -168,6 +171,7 @@ class _BlockPlan:
     whole_ids: bool  # ids are written as numbers with a fraction of 0
     words_of_status: Mapping[str, int]  # word of the column `status` -> kind of a row
     doubts: Collection[str]  # words of the column `certainty` for what was not diagnosed
+    has_schemes: bool  # each code stands behind its vocabulary, as in i2b2
 
     def __call__(self, frame: pl.DataFrame) -> EventBlock:
         """Columns under the names of `ClaimsSource.events`, one row for each code."""
@@ -230,7 +234,10 @@ class _BlockPlan:
             match = PREFIXED_CODE.fullmatch(text.strip()) if text else None
             if match and words.fold_name(match[1]) in self.vocabularies:
                 return match[1], match[2]
-            return None, text
+            schemed = SCHEMED.fullmatch(text) if text and self.has_schemes else None
+            if schemed is None:
+                return None, text
+            return schemed[1] if ICD_LIKE.search(schemed[1]) else words.NO_DIAGNOSIS, schemed[2]
 
         codes = events["code"]
         if not any(split_prefix(text)[0] for text in codes.unique()):
@@ -405,6 +412,7 @@ def _open_events_table(
         whole_ids=whole_ids,
         words_of_status=reversals.list_words(table.columns.get("status", "")),
         doubts=_list_doubts(certainties[0]),
+        has_schemes=words.fold_name(table.columns.get("code", "")) == SCHEMED_COLUMN,
     )
     events = SourceTable(
         table=table,
