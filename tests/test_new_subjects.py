@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+from datetime import date, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -127,11 +128,10 @@ def test_everybody_of_the_source_has_a_row(site: Path, risks: pl.DataFrame) -> N
                 if row["BENE_DEATH_DT"]
             }
     died = {name for name, day in deaths.items() if day < CUT.replace("-", "")}
-    assert (
-        set(table.filter(pl.col("risk_chf") == "")["subject_id"])
-        | set(table.filter(pl.col("risk_chf").is_null())["subject_id"])
-        == died
-    )
+    is_dead = pl.col("status") == "died before the index day"
+    assert set(table.filter(is_dead)["subject_id"]) == died
+    risks_of_dead = table.filter(is_dead).select(pl.selectors.starts_with("risk_"))
+    assert risks_of_dead.unique().rows() in ([(None,) * 3], [("",) * 3])
 
 
 @slow
@@ -150,6 +150,46 @@ def test_a_run_without_an_index_day_predicts_everybody(tmp_path: Path) -> None:
     assert len(risks) == len(people)
     assert "index_day" not in risks.columns
     assert not risks["status"].str.contains("died").any()
+
+
+@slow
+@pytest.mark.parametrize("design", ["landmark", "cohort"])
+def test_who_had_the_outcome_by_the_index_day_has_no_risk(tmp_path: Path, design: str) -> None:
+    """Two claims of physicians within two years are diabetes, one alone is not."""
+    draw = np.random.default_rng(3)
+    first, codes = date(2012, 1, 1), ["401.9", "496", "530.81", "272.4", "250.00"]
+    rows = [
+        (f"p{i}", first + timedelta(int(day)), str(draw.choice(codes, p=[0.3, 0.2, 0.2, 0.2, 0.1])))
+        for i in range(200)
+        for day in draw.integers(0, 1400, 14)
+    ]
+    raw, place = tmp_path / "raw", ["-w", tmp_path / "w"]
+    raw.mkdir()
+    claims = pl.DataFrame(rows, schema=["patient_id", "date", "icd9"], orient="row")
+    claims.write_csv(raw / "claims.csv")
+    births = claims.select("patient_id").unique().with_columns(birth_date=pl.lit("1950-01-01"))
+    births.write_csv(raw / "patients.csv")
+    choices = ["--min-codes", "2", "--no-select", "--leakage", "drop-phecode"]
+    choices += ["--landmark", "400,0,500"] if design == "landmark" else []
+    choices += ["--cohort", "diabetes-incident"] if design == "cohort" else []
+    read = ["--phecode-map", MAP, "--default-source", "physician"]
+    run("ingest", "pophr", raw, *place, *read, *choices)
+    run("train", "counts", "--data", "pophr", *place)
+    ids = tmp_path / "ids.csv"
+    run("predict", "counts-pophr", raw, *place, "--as-of", "2014-06-30", "--keep-ids", ids)
+    table = pl.read_csv(ids)
+    has_risk = dict(table.select("subject_id", pl.col("risk_diabetes").is_not_null()).iter_rows())
+    days: dict[str, list[date]] = {who: [] for who in has_risk}
+    for who, day, code in rows:
+        if code == "250.00" and day <= date(2014, 6, 30):
+            days[who].append(day)
+    pairs = {who: zip(sorted(set(n)), sorted(set(n))[1:], strict=False) for who, n in days.items()}
+    had = {who: any(b - a <= timedelta(730) for a, b in n) for who, n in pairs.items()}
+    assert has_risk == {who: not value for who, value in had.items()}
+    assert 10 < sum(had.values()) < 190
+    status = table.filter(pl.col("status") == "had the outcome by the index day")
+    if design == "cohort":  # the landmark has other labels, too
+        assert set(status["subject_id"]) == {who for who, value in had.items() if value}
 
 
 @slow

@@ -242,6 +242,8 @@ def test_codebook_reads_each_spelling_once_and_merges_them() -> None:
         ("1970-02", 31),
         ("1970-2", 31),
         ("2000-02-29T23:59:59Z", 11016),
+        ("2000-02-29 23:59:59 EST", 11016),
+        ("2000-02-29 23:59 Europe/Paris", 11016),
         ("1969-12-31 00:00", -1),
         *(
             (text, None)

@@ -16,7 +16,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from bitimely_core.claims import disclosure, protected_scores
 from bitimely_core.claims.disclosure import CountDisclosure
-from bitimely_core.report.new_subjects_page import new_subjects_page
+from bitimely_core.report.new_subjects_page import _find_hidden, new_subjects_page
 from bitimely_core.report.renderer import write_report
 from bitimely_core.schemas.scores import (
     Baseline,
@@ -379,6 +379,24 @@ def test_bands_of_risk_show_no_few_people_beside_the_people_and_the_other_labels
         sums.append(["living", *keys])
     assert not any(0 < (n or 0) < 11 for n in shown.values())
     assert min(count_values(shown, true, sums), default=5) >= 5
+
+
+def test_bands_of_risk_show_not_how_few_had_one_of_the_diseases() -> None:
+    """Five had chf, who have no risk of it; 50 had gout, or both."""
+    status = {"as trained": 300, "had": 50}
+    bands = {"chf": {"low": 200, "high": 145}, "gout": {"low": 180, "high": 120}}
+    hidden = _find_hidden(status, status, bands)
+    true, shown, sums = {"all": 350, **status}, {"all": 350, **status}, [["all", *status]]
+    shown |= dict.fromkeys(key[0] for key in hidden if len(key) == 1)
+    for label, people in bands.items():
+        keys = [f"{label} {band}" for band in people]
+        true |= dict(zip(keys, people.values(), strict=True))
+        shown |= {
+            f"{label} {band}": None if (label, band) in hidden else n for band, n in people.items()
+        }
+        true[f"without {label}"] = 350 - sum(people.values())
+        sums.append(["all", f"without {label}", *keys])
+    assert min(count_values(shown, true, sums)) >= 5
 
 
 @pytest.mark.parametrize("exact", [False, True])

@@ -22,7 +22,7 @@ from bitimely_core.claims.distinct import map_texts
 EPOCH = date(1970, 1, 1).toordinal()
 AGE_MONTH = 30  # days of the "age months" of the released code
 CLOCK = r"[T ] ?[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]+)?)?"
-ZONE = r" ?(?:Z|UTC|GMT|[+-][0-9]{2}:?(?:[0-9]{2})?)"
+ZONE = r" ?(?:Z|[A-Z]{3,4}|[A-Z][A-Za-z]+/[A-Z][A-Za-z_]+|[+-][0-9]{2}:?(?:[0-9]{2})?)"
 DATE_FORMS = re.compile(
     rf"([0-9]{{4}})-([0-9]{{1,2}})(?:-([0-9]{{1,2}})(?:{CLOCK})?(?:{ZONE})?)?"
     # eight digits, as a number with a fraction of 0, or with a time of day: 20050909143000

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from bitimely_core.claims import (
     steps,
 )
 from bitimely_core.claims.cohorts import CohortRules
+from bitimely_core.claims.label_rules import RuleTable
 from bitimely_core.claims.prevalence import CodeCounts, CodeSelection
 from bitimely_core.claims.sequence_plan import SequencePlan
 from bitimely_core.claims.shard_map import ShardMap, load_subjects
@@ -443,6 +444,7 @@ def _describe_preparation(plan: SequencePlan, selection: CodeSelection) -> Histo
         "options": SequenceOptions.model_validate(plan.options),
         "class_names": tuple(plan.names),
         "indexed": bool(plan.cohort or plan.choices.landmark or has_days),
+        "first_outcomes": _list_first_outcomes(plan),
     }
     if run is not None:
         return run.model_copy(update=shared)
@@ -458,6 +460,17 @@ def _describe_preparation(plan: SequencePlan, selection: CodeSelection) -> Histo
         codemap=CodeMap.load(plan.cache.folder / manifest.codemap),
         values=None if plan.fitted is None else plan.fitted.to_dicts(),
     )
+
+
+def _list_first_outcomes(plan: SequencePlan) -> Sequence[RuleTable]:
+    """The rules of labels that are not known where they are fulfilled by the index day."""
+    if plan.cohort is not None:
+        outcome, rules = plan.cohort.outcome, plan.cohort.rule
+        if outcome.kind != "incident" or not outcome.exclude_prior or outcome.lookback_days:
+            return ()
+        return tuple(rule for rule in rules if rule["name"] == outcome.rule)
+    has_index_days = plan.choices.landmark is not None and plan.manifest.ruled
+    return tuple(plan.manifest.rules) if has_index_days else ()
 
 
 def make_vocabulary(prepared: HistoryPreparation, usage: np.ndarray) -> pl.DataFrame:

@@ -7,6 +7,7 @@ Nobody is left out: a person without any known code has the single code [UNK], a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ import polars as pl
 from bitimely_core.cache import Cache, ingest, open_cache
 from bitimely_core.claims import (
     dates,
+    event_labels,
     event_tokens,
     prevalence,
     sequence_builder,
@@ -26,6 +28,7 @@ from bitimely_core.claims import (
 )
 from bitimely_core.claims.claims_reading import ClaimsOptions
 from bitimely_core.claims.disclosure import is_open_source
+from bitimely_core.claims.label_rules import LabelRule, parse_rules
 from bitimely_core.claims.prevalence import CodeSelection
 from bitimely_core.claims.sequence_plan import SequencePlan
 from bitimely_core.claims.shard_map import ShardMap, load_subjects
@@ -73,12 +76,13 @@ READING = (
 )
 # and those that hold for all, where the layout has such codes or times
 CODING = ("codes", "time_unit", "sex_restrictions")
-AS_TRAINED, FEW, SILENT, ABSENT_SO_FAR, DEAD = (
+AS_TRAINED, FEW, SILENT, ABSENT_SO_FAR, DEAD, HAD = (
     "as in the training",
     "fewer codes than in the training",
     "no known code",
     "no row up to the index day",
     "died before the index day",
+    "had the outcome by the index day",
 )
 UNMAPPED = "no PheCode in the map of the run"
 ABSENT = "not in the vocabulary of the run"
@@ -263,6 +267,7 @@ def _build_shard(
         pl.col("index_day")
         if "index_day" in shard.cohort.columns
         else pl.lit(None, pl.Int64).alias("index_day"),
+        _find_outcomes(shard, parse_rules(plan.prepared.first_outcomes)),
     ).with_columns(pl.Series(name, values) for name, values in rows.items())
     is_known = pl.element() != sequence_builder.UNKNOWN
     understood = frame["codes"].list.eval(pl.element().filter(is_known))
@@ -273,7 +278,17 @@ def _build_shard(
     enough = pl.when(enough < trained.min_codes).then(pl.lit(FEW)).otherwise(pl.lit(AS_TRAINED))
     silent = pl.when(pl.col("rows") == 0).then(pl.lit(ABSENT_SO_FAR)).otherwise(pl.lit(SILENT))
     status = pl.when(pl.col("events") == 0).then(silent).otherwise(enough)
+    had_all = pl.col("had").list.len() >= max(1, len(plan.prepared.class_names))
+    status = pl.when(had_all).then(pl.lit(HAD)).otherwise(status)
     return frame, people.with_columns(status=status), unknown
+
+
+def _find_outcomes(shard: ClaimsShard, rules: Sequence[LabelRule]) -> pl.Series:
+    """`had`: of each subject the names of the rules that its rows up to the index day fulfil."""
+    met = event_labels.add_onsets(shard.input_rows, shard.codes, rules, shard.cohort)
+    flags = [(rule.name, met[f"y_{rule.name}"].to_list()) for rule in rules]
+    names = [[name for name, ys in flags if ys[i] == 1] for i in range(met.height)]
+    return pl.Series("had", names, pl.List(pl.String))
 
 
 def _judge_rows(

@@ -29,7 +29,8 @@ RISKS = (
 )
 STATUS = (
     "People with fewer codes than in the training, or without any that the model knows, have a "
-    "risk too; the model has not learned from such people. Who died before the index day has none."
+    "risk too; the model has not learned from such people. Who died before the index day has none, "
+    "and who had the outcome by then none of it."
 )
 UNKNOWN = (
     "Codes that are no part of the input, with the rows that have them up to the index day. A "
@@ -120,19 +121,23 @@ class _SubjectCounts(NamedTuple):
 def _find_hidden(
     status: Mapping[str, int], living: Collection[str], bands: Mapping[str, Mapping[str, int]]
 ) -> frozenset[tuple[str, ...]]:
-    """The counts that are withheld; people of the states `living` have a risk of each label."""
+    """The counts that are withheld; people of the states `living` have a risk of some label."""
     states: dict[tuple[str, ...], int] = {(name,): n for name, n in status.items()}
     counts: dict[tuple[str, ...], int] = {("all",): sum(status.values()), **states}
     order = {key: place for place, key in enumerate(counts)}
     counts["risk",] = sum(status[name] for name in living)  # printed nowhere
     alive: list[tuple[str, ...]] = [(name,) for name in living]
     sums = [(("all",), [*states]), (("risk",), alive)]
+    unprinted: set[tuple[str, ...]] = {("risk",)}
     for label, people in bands.items():
         parts: dict[tuple[str, ...], int] = {(label, band): n for band, n in people.items()}
-        counts |= parts
         order |= dict.fromkeys(parts, len(status) + 1)
+        if n_without := counts["risk",] - sum(people.values()):  # who had the outcome
+            parts["without a risk", label] = n_without
+            unprinted.add(("without a risk", label))
+        counts |= parts
         sums.append((("risk",), [*parts]))
-    return privacy.find_withheld(counts, sums, {("risk",)}, order)
+    return privacy.find_withheld(counts, sums, unprinted, order)
 
 
 def _count_bands(risks: pl.Series) -> dict[str, int]:

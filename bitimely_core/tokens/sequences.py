@@ -203,8 +203,9 @@ class NewHistories(NamedTuple):
     """Histories of new people as a run reads them, with what of them it does not understand."""
 
     sequences: EventSequences
-    # subject_id, index_day (on the clock of the cache), status, died (before the index day), events
-    # (known codes), rows and unknown_rows (up to the index day), in the order of the sequences
+    # subject_id, index_day (on the clock of the cache), status, died (before the index day), had
+    # (labels whose outcome came by it), events (known codes), rows and unknown_rows (up to it), in
+    # the order of the sequences
     people: pl.DataFrame
     unknown: pl.DataFrame  # code, reason, rows, people
     dated: bool  # index days are dates

@@ -98,8 +98,8 @@ class SubjectsPrediction(NamedTuple):
     """What the model says about new people."""
 
     # a row a person: subject_id, index_date, status, events, rows, unknown_rows, risk_<label>
-    # (calibrated where the run has a calibration; null of the dead, and of labels that nobody of
-    # the training has) and p_<label> of the model
+    # (calibrated where the run has a calibration; null of the dead, of who has had the outcome,
+    # and of labels that nobody of the training has) and p_<label> of the model
     frame: pl.DataFrame
     unknown: pl.DataFrame  # `NewHistories.unknown`
     findings: list[FindingRecord]  # of the ingest, and that the run was trained on people
@@ -241,6 +241,10 @@ class HistoryPredictor:
             return apply_temperature("multilabel", probabilities, fitted.temperature)
         return probabilities.astype(np.float64)
 
+    def _find_label(self, k: int) -> str:
+        """The label of an output, without its horizon."""
+        return self.prepared.class_names[k // len(self.prepared.options.time_to_event or (0,))]
+
     def _make_frame(self, made: NewHistories, probabilities: npt.NDArray[Any]) -> pl.DataFrame:
         import polars as pl
 
@@ -251,7 +255,8 @@ class HistoryPredictor:
         for prefix, values in (("risk", self._calibrate(probabilities)), ("p", probabilities)):
             for k, name in enumerate(self.class_names):
                 column = pl.Series(values[:, k])
-                without = died | (name in self.prepared.labels_without_cases)
+                without = died | people["had"].list.contains(self._find_label(k))
+                without |= name in self.prepared.labels_without_cases
                 columns[f"{prefix}_{name}"] = (
                     column.set(without, None) if prefix == "risk" else column
                 )
