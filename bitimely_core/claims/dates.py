@@ -77,7 +77,8 @@ GAPS = (
     "{}. {}. {}.",
     "{}. {}. {}",
 )
-NO_GAP = re.compile(r"(%[dmyY]){3}|%[yY]%j")  # a form in which nothing parts day, month and year
+# a form in which nothing parts day, month and year
+NO_GAP = re.compile(r"(%[dmyY]){3}|%[yY]%j")
 DIGITS = {"Y": 4, "j": 3}  # of a letter of such a form; others have two
 # with letters behind the numbers, of days of the year, and of months
 SHORT_FORMS = (

@@ -230,21 +230,22 @@ class _BlockPlan:
         if "vocab" in events.columns or "code" not in events.columns or self.since is not None:
             return events
 
-        def split_prefix(text: str | None) -> tuple[str | None, str | None]:
-            match = PREFIXED_CODE.fullmatch(text.strip()) if text else None
-            if match and words.fold_name(match[1]) in self.vocabularies:
-                return match[1], match[2]
-            schemed = SCHEMED.fullmatch(text) if text and self.has_schemes else None
-            if schemed is None:
-                return None, text
-            return schemed[1] if ICD_LIKE.search(schemed[1]) else words.NO_DIAGNOSIS, schemed[2]
-
         codes = events["code"]
-        if not any(split_prefix(text)[0] for text in codes.unique()):
+        if not any(self._split_prefix(text)[0] for text in codes.unique()):
             return events
-        vocab = map_texts(codes, lambda text: split_prefix(text)[0], pl.String)
-        code = map_texts(codes, lambda text: split_prefix(text)[1], codes.dtype)
+        vocab = map_texts(codes, lambda text: self._split_prefix(text)[0], pl.String)
+        code = map_texts(codes, lambda text: self._split_prefix(text)[1], codes.dtype)
         return events.with_columns(code, vocab=vocab)
+
+    def _split_prefix(self, text: str | None) -> tuple[str | None, str | None]:
+        """Vocabulary and code of a cell; no vocabulary where the cell has none."""
+        match = PREFIXED_CODE.fullmatch(text.strip()) if text else None
+        if match and words.fold_name(match[1]) in self.vocabularies:
+            return match[1], match[2]
+        schemed = SCHEMED.fullmatch(text) if text and self.has_schemes else None
+        if schemed is None:
+            return None, text
+        return schemed[1] if ICD_LIKE.search(schemed[1]) else words.NO_DIAGNOSIS, schemed[2]
 
     def _unpivot(self, events: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
         """One row for each code, with the vocabulary that its column states where no other does."""
