@@ -41,7 +41,8 @@ DAYS_BELOW, SECONDS_ABOVE = 100_000, 100_000_000  # between: days of 2229 on, se
 YEAR, YEAR_MONTH = "year", "yyyymm"  # forms: a year stands for its 1 July, a month for its first
 ROC = "roc"  # form: years of the Republic of China (Taiwan), as 0940123, 94/1/23
 WAREKI = "wareki"  # form: years of eras of Japan, as 令和3年5月12日, R3/05/12, 5030512, H30.4
-QUARTER = "quarter"  # form: a quarter stands for its first day, of an end for its last, as 20153, 3/2015, 2015Q3
+# form: a quarter stands for its first day, of an end for its last
+QUARTER = "quarter"  # as 20153, 3/2015, 2015Q3
 NUMBER_FORMS = (*EPOCHS, YEAR, YEAR_MONTH, ROC, WAREKI, QUARTER)
 QUARTER_TEXT = re.compile(
     r"([0-9]{4})[-/. ]?(?:[QTqt]\.?)?([1-4])(?:\.0)?"

@@ -465,10 +465,10 @@ def _describe_preparation(plan: SequencePlan, selection: CodeSelection) -> Histo
 def _list_first_outcomes(plan: SequencePlan) -> Sequence[RuleTable]:
     """The rules of labels that are not known where they are fulfilled by the index day."""
     if plan.cohort is not None:
-        outcome, rules = plan.cohort.outcome, plan.cohort.rule
+        outcome = plan.cohort.outcome
         if outcome.kind != "incident" or not outcome.exclude_prior or outcome.lookback_days:
             return ()
-        return tuple(rule for rule in rules if rule["name"] == outcome.rule)
+        return (plan.cohort.outcome_rule.model_dump(mode="json", by_alias=True),)
     has_index_days = plan.choices.landmark is not None and plan.manifest.ruled
     return tuple(plan.manifest.rules) if has_index_days else ()
 
