@@ -21,6 +21,8 @@ def complete(*kinds: str) -> Callable[[typer.Context, str], list[str]]:
     def complete_name(context: typer.Context, incomplete: str) -> list[str]:
         from bitimely_core import catalog
 
+        # of several names, with commas between them, the last
+        head, comma, incomplete = incomplete.rpartition(",")
         workspace = Path(context.params.get("workspace") or "workspace")
         names: list[str] = []
         for kind in kinds:
@@ -30,6 +32,6 @@ def complete(*kinds: str) -> Callable[[typer.Context, str], list[str]]:
                     if kind == "kinds"
                     else [row["name"] for row in catalog.list_rows(kind, workspace)]
                 )
-        return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
+        return [head + comma + name for name in dict.fromkeys(names) if name.startswith(incomplete)]
 
     return complete_name

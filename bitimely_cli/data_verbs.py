@@ -30,11 +30,10 @@ from bitimely_cli.options import (
     take_settings,
 )
 from bitimely_cli.screen import screen
-from bitimely_core import registry
 from bitimely_core.config import DataConfig, SettingsLayer, validate
 from bitimely_core.errors import Exit, Finding, Reason, safe_text, unknown_name_error, usage_error
 from bitimely_core.privacy import format_count, round_message
-from bitimely_core.store.workspace import find_data_kind, locate_new
+from bitimely_core.store.workspace import find_data_kind, load_dataset, locate_new
 
 if TYPE_CHECKING:
     from bitimely_core.registry import Choices
@@ -158,7 +157,7 @@ def ingest(
     arguments = {**choices.collect(), **build.collect(), "shard": parse_shard(choices.shard)}
     options = {name: arguments.pop(name) for name in DATASET_CHOICES if name in arguments}
     quarantine, map_file = (arguments.pop(name, None) for name in ("quarantine", "map_"))
-    entry = registry.datasets[dataset]
+    entry = load_dataset(dataset)
     if map_file is not None and entry.facts.kind == "events":
         maps = [*(claims_read.phecode_map or []), str(map_file)]
         claims_read = replace(claims_read, phecode_map=maps)

@@ -51,8 +51,14 @@ def declare_setting(section: type[Section], key: str, note: str = "") -> Any:
         metavar=_read_metavar(field),
         min=_find_bound(field.metadata, "ge", "gt"),
         max=_find_bound(field.metadata, "le"),
-        autocompletion=(lambda: choices) if choices else None,
+        autocompletion=(lambda: choices) if choices else _complete_listed(field),
     )
+
+
+def _complete_listed(field: FieldInfo) -> Any:
+    """The completion of a field whose help names a listing of its values; None: of others."""
+    listing = (field.description or "").partition("see: bitimely list ")[2].partition(".")[0]
+    return complete(listing) if listing else None
 
 
 def _read_metavar(field: FieldInfo) -> str | None:
@@ -84,6 +90,7 @@ def _find_bound(metadata: Sequence[Any], *names: str) -> float | None:
 
 
 VIEWS = complete("datasets", "views")
+RUNS = complete("runs", "pretrained")
 Encoding = Annotated[
     str | None,
     Option(
@@ -105,9 +112,7 @@ OneData = Annotated[
     str | None,
     Option("--data", help="Data set or view, for example sleep-edf/staging.", autocompletion=VIEWS),
 ]
-Run = Annotated[
-    str, Argument(help="Name or folder of a run.", metavar="RUN", autocompletion=complete("runs"))
-]
+Run = Annotated[str, Argument(help="Name or folder of a run.", metavar="RUN", autocompletion=RUNS)]
 Set = Annotated[
     list[str] | None,
     Option(

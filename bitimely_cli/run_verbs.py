@@ -18,6 +18,7 @@ from bitimely_cli.claims_options import ClaimsFileOptions
 from bitimely_cli.completion import complete
 from bitimely_cli.following import name_next
 from bitimely_cli.options import (
+    RUNS,
     Data,
     Device,
     Encoding,
@@ -140,10 +141,7 @@ class VectorOptions(OptionGroup):
     runs: Annotated[
         list[str] | None,
         Option(
-            "--run",
-            metavar="RUN",
-            help="With --vectors: runs to compare.",
-            autocompletion=complete("runs"),
+            "--run", metavar="RUN", help="With --vectors: runs to compare.", autocompletion=RUNS
         ),
     ] = None
     sequences: Annotated[
@@ -172,8 +170,7 @@ class EvaluateOptions(OptionGroup):
         ResamplingUnit, Option(help="subject, or window (to reproduce papers; stamped).")
     ] = ResamplingUnit.subject
     compare: Annotated[
-        str | None,
-        Option(metavar="RUN2", help="Differences to this run.", autocompletion=complete("runs")),
+        str | None, Option(metavar="RUN2", help="Differences to this run.", autocompletion=RUNS)
     ] = None
     margin: Annotated[
         float | None,
@@ -360,8 +357,7 @@ Margin = Annotated[
 @expand_options
 def evaluate(
     run: Annotated[
-        str | None,
-        Argument(help="Name or folder of a run.", metavar="RUN", autocompletion=complete("runs")),
+        str | None, Argument(help="Name or folder of a run.", metavar="RUN", autocompletion=RUNS)
     ] = None,
     *,
     data: OneData = None,
@@ -689,7 +685,7 @@ def analyze(
         Argument(
             help="Names or folders of runs, and options of the kind.",
             metavar="[RUN...] [--OPTION VALUE...]",
-            autocompletion=complete("runs"),
+            autocompletion=RUNS,
         ),
     ] = None,
     *,
@@ -725,10 +721,7 @@ def analyze(
 @expand_options
 def report(
     run: Annotated[
-        list[str],
-        Argument(
-            help="Names or folders of runs.", metavar="RUN...", autocompletion=complete("runs")
-        ),
+        list[str], Argument(help="Names or folders of runs.", metavar="RUN...", autocompletion=RUNS)
     ],
     *,
     margin: Margin = None,

@@ -53,7 +53,14 @@ def convert_usage_error(error: Any) -> UserError:
     if commands and "No such command" in error.message:
         name = error.message.partition("'")[2].partition("'")[0]
         return unknown_name_error("command", name, commands)
-    return usage_error(error.format_message().rstrip("."), hint=_suggest_help(context))
+    hint = _suggest_help(context)
+    if "unexpected extra argument" in error.message and "--data" in _list_options(command):
+        hint = f"Data are given as --data NAME. {hint}"
+    return usage_error(error.format_message().rstrip("."), "", hint)
+
+
+def _list_options(command: Any) -> list[str]:
+    return [] if command is None else [name for item in command.params for name in item.opts]
 
 
 def _suggest_help(context: Any) -> str:
@@ -62,10 +69,10 @@ def _suggest_help(context: Any) -> str:
 
 def _suggest_option(option: str, command: Any) -> str:
     """The closest options, or where options stand; empty: neither."""
-    options = [] if command is None else [name for item in command.params for name in item.opts]
     # before the verb, where there are few
     is_early = hasattr(command, "commands")
-    close = difflib.get_close_matches(option, options, n=2, cutoff=0.8 if is_early else 0.5)
+    least = 0.8 if is_early else 0.5
+    close = difflib.get_close_matches(option, _list_options(command), 2, least)
     if close:
         return f"Did you mean {' or '.join(close)}?"
     return "Write the options of a verb after it" if is_early else ""

@@ -278,7 +278,7 @@ def describe_plugin(point: EntryPoint, error: BaseException, place: str = "") ->
     error.
     """
     package = f" of the package {point.dist.name}" if point.dist is not None else ""
-    text = str(error).strip().partition("\n")[0] or "no message"
+    text = " ".join(str(error).split()) or "no message"
     return Finding(
         Reason.CONFIG,
         f"the plug-in {safe_text(place or point.value)}{package} fails: "

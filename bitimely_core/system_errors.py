@@ -113,7 +113,7 @@ FAULTS = (
         (errno.EROFS,),
         Reason.IO_ERROR,
         lambda path: "cannot be written: read-only file system",
-        "Choose a folder on a disk that may be written to (--workspace)",
+        "Choose a folder on a disk that may be written to (--out or --workspace)",
     ),
     SystemFault(
         (errno.ENFILE,),

@@ -309,6 +309,17 @@ def test_where_there_are_no_shapelets_it_says_so():
         attention([one], shapelets="/nowhere/at/all")
 
 
+def test_a_model_without_maps_is_refused_before_shapelets_are_mined():
+    (one,), _ = sleepers("resnet")
+    events = []
+    with (
+        show_progress(lambda *event: events.append(event)),
+        pytest.raises(UserError, match="resnet has no attention maps"),
+    ):
+        attention([one], lengths="1")
+    assert events == []
+
+
 def test_half_a_region_is_refused():
     with pytest.raises(UserError, match="--stop"):
         attention([run()], start=1.0)

@@ -148,6 +148,27 @@ def test_two_dimensions_are_one_channel_and_missing_values_are_masked() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda x: torch.from_numpy(x).requires_grad_(),
+        lambda x: np.ma.masked_invalid(np.where(np.isnan(x), np.inf, x)),
+        lambda x: np.ma.masked_array(np.nan_to_num(x, nan=-999.0), np.isnan(x)),
+    ],
+    ids=["tensor with a gradient", "masked infinities", "masked codes of missing values"],
+)
+def test_tensors_and_masked_arrays_are_read_as_their_values(convert: Any) -> None:
+    x = np.random.default_rng(1).normal(size=(8, 32, 2)).astype(np.float32)
+    x[2, 5:9] = np.nan
+    wanted = bt.Encoder("resnet", head_epochs=1, random_state=0).fit(x, np.arange(8) % 2)
+    y = torch.arange(8) % 2
+    encoder = bt.Encoder("resnet", head_epochs=1, random_state=0).fit(convert(x), y)
+    assert np.array_equal(encoder.mean_, wanted.mean_)
+    assert np.array_equal(encoder.predict_proba(convert(x)), wanted.predict_proba(x))
+    with pytest.raises(ValueError, match="NaN"):
+        bt.Encoder("resnet").fit(x, np.ma.masked_equal(np.arange(8.0), 3.0))
+
+
 def test_the_same_random_state_gives_the_same_bits_and_another_one_others() -> None:
     x, y, _ = draw_waves()
     before = torch.get_rng_state()

@@ -452,6 +452,12 @@ def undrawn(runs, *, seed=0):
     return page.finish("Counted.")
 
 
+@analyses(AnalysisFacts(takes="runs"))
+def listed(runs, *, seed=0):
+    """Its verdict is a list."""
+    return PageBuilder("Mine").finish(["Counted."])
+
+
 @augmentations(AugmentationFacts())
 def shorten(row, draw, context):
     """Cuts the window."""
@@ -465,6 +471,7 @@ def shorten(row, draw, context):
         (["analyze", "unseeded"], "unexpected keyword argument 'seed'"),
         (["analyze", "unfinished"], r"returns PageBuilder, not PageBuilder.finish\(VERDICT\)"),
         (["analyze", "undrawn"], "data of type dict are no kind of figure"),
+        (["analyze", "listed"], "verdict Input should be a valid string"),
         (["train", "--augment", "shorten"], r"no LabelledRow with values \[200, 1\]"),
     ],
 )

@@ -64,6 +64,8 @@ def test_columns_that_do_not_fit_are_named() -> None:
         pytest.param("run zo", ["zoo"], marks=pytest.mark.slow),
         pytest.param("list pre", ["pretrained", "presets"], marks=pytest.mark.slow),
         ("evaluate night", ["night-1"]),
+        ("predict ppg-h", ["ppg-heart-rate"]),
+        ("train --augment gain,m", ["gain,mask-spans", "gain,mixup"]),
         ("evaluate unknown", []),
     ],
 )

@@ -471,6 +471,13 @@ def test_a_hypnogram_opens_in_mne_and_events_are_a_bids_derivative(
     assert row["confidence"] == pytest.approx(frame["confidence"].mean())
     asleep = sum(stage != "W" for stage in frame["class"])
     assert row["endpoints"]["total_sleep_time"]["value"] == pytest.approx(asleep / 2)
+    assert row["prediction"] == f"asleep {asleep / 2:.4g} min"
+    table = pl.read_parquet(tmp_path / "recordings.parquet")
+    assert "prediction" not in table.columns  # a class and its share say nothing of a night
+    stages = frame["class"].to_list()
+    if "REM" in stages:  # AASM: from the onset of sleep
+        onset = next(k for k, stage in enumerate(stages) if stage != "W")
+        assert table["REM latency from onset"].to_list() == [(stages.index("REM") - onset) / 2]
     assert (
         json.loads((tmp_path / "dataset_description.json").read_text())["DatasetType"]
         == "derivative"

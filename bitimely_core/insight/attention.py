@@ -94,6 +94,9 @@ def attention(
     sequence, or --shapelets that fit no window; no_input without windows.
     """
     limits = _check_limits(runs, start, stop)
+    for run in runs:  # a model without maps is refused before shapelets are mined
+        rows, _ = draw_held_out(run.windows(), 1, seed)
+        compute_mixings(to_float64(run.model(), device), split_batch(run.windows(), rows)[0])
     sample, notice = None, ""
     if limits is None and windows:
         sample, notice = _find_sample(runs, windows, shapelets, lengths, bootstrap, seed)

@@ -10,7 +10,6 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
-from bitimely_core.evaluate.endpoints import is_staging
 from bitimely_core.page import (
     BarPlot,
     DensityPlot,
@@ -102,7 +101,7 @@ SHOWN_ENDPOINTS = (
     "sleep_efficiency",
     "sleep_onset_latency",
     "wake_after_sleep_onset",
-    "latency_REM",
+    "rem_latency_from_onset",
 )
 
 
@@ -328,19 +327,21 @@ def _describe_trained(rows: Sequence[Mapping[str, object]]) -> list[str]:
 
 def _add_predicted(page: PageBuilder, record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> None:
     """A line for each recording, of sleep stages with the main endpoints."""
-    names = SHOWN_ENDPOINTS if is_staging(record.data[0].class_names) else ()
-    caption = (
-        "One row a recording, which leads to its page; its hypnogram and table are beside that. "
-        "Prediction: the class of the largest mean probability, with it, or the median value."
-    )
+    names = SHOWN_ENDPOINTS if any(row["endpoints"] for row in rows) else ()
+    caption = "One row a recording, which leads to its page; its table is beside that. "
     if names:
-        caption += " Times in minutes, efficiency in per cent."
-    lines, keys = [], ("recording", "windows", "hours", "prediction", "confidence")
+        caption += "Times in minutes, efficiency in per cent."
+    else:
+        caption += (
+            "Prediction: the class of the largest mean probability, with it, or the median value."
+        )
+    keys = ["windows", "hours", *([] if names else ["prediction"]), "confidence"]
+    lines = []
     for row in rows:
         endpoints = [row["endpoints"].get(name, {}).get("value") for name in names]
         name = row["recording"]
         link = Link(name, quote(f"{name}/report.html"))
-        lines.append([link, *(row[key] for key in keys[1:]), *endpoints])
-    columns = [*keys[:-1], "mean confidence"]
-    columns += [name.replace("_", " ") for name in names]
+        lines.append([link, *(row[key] for key in keys), *endpoints])
+    columns = ["recording", *keys[:-1], "mean confidence"]
+    columns += [name.replace("rem", "REM").replace("_", " ") for name in names]
     page.table("recordings", "Recordings", caption, columns, lines)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from bitimely_core import registry
-from bitimely_core.errors import Reason, safe_text, unknown_name_error, usage_error
+from bitimely_core.errors import Reason, UserError, safe_text, unknown_name_error, usage_error
 from bitimely_core.store import storage
 from bitimely_core.store.records import has_result, is_listed
 
@@ -91,6 +92,25 @@ def parse_view(data: str) -> tuple[str, str]:
         views = [f"{dataset}/{name}" if name else dataset for name in facts.views]
         raise unknown_name_error("view", data, views)
     return dataset, view
+
+
+def load_dataset(name: str) -> registry.Entry[registry.DatasetFacts]:
+    """The entry of a data set. Raises UserError (unknown_name), for a path with the commands that
+    read it.
+    """
+    try:
+        return registry.datasets[name]
+    except UserError:
+        if not Path(name).exists():
+            raise
+    path = shlex.quote(name)
+    raise usage_error(
+        f"{path} is a path, and no data set",
+        "expected the name of a data set first",
+        f"Recordings of your own are read by: bitimely ingest generic {path}. "
+        f"Claims are read by: bitimely ingest pophr {path}",
+        code=Reason.UNKNOWN_NAME,
+    )
 
 
 def find_data_kind(data: str) -> registry.DataKind:

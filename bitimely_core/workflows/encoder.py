@@ -38,6 +38,15 @@ Array = npt.NDArray[Any]
 TOKENS = 32  # of a window, where nothing says how it is cut
 
 
+def _to_array(values: Any) -> Any:
+    """Tensors without their gradient, windows, and masked values as NaN; all else as it is."""
+    if isinstance(values, Tensor):
+        return values.detach().cpu().numpy()
+    if np.ma.is_masked(values):
+        return values.astype(np.float64).filled(np.nan)
+    return np.asarray(values) if isinstance(values, TokenSet) else values
+
+
 @dataclass
 class ArrayBatches:
     """`Batches` of an array in memory, in the order that `data.batches` has for the seed and
@@ -312,7 +321,7 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             "ensure_all_finite": "allow-nan",
         }
         options |= {"ensure_min_features": 2 if reset else 1, "reset": reset}
-        X = np.asarray(X) if isinstance(X, TokenSet) else X
+        X, y = _to_array(X), _to_array(y)
         if y is not None:
             X, y = validate_data(self, X, y, y_numeric=self.task == "regression", **options)
         else:

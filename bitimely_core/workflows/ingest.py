@@ -17,7 +17,7 @@ from bitimely_core.privacy import EXACT
 from bitimely_core.registry import Choices
 from bitimely_core.store import storage
 from bitimely_core.store.records import write_results
-from bitimely_core.store.workspace import find_data_kind, locate_new
+from bitimely_core.store.workspace import find_data_kind, load_dataset, locate_new
 from bitimely_core.tokens.open_views import suggest_view
 from bitimely_core.workflows.prepare import ingest_cache
 from bitimely_core.workflows.tokenize import tokenize
@@ -60,7 +60,7 @@ def ingest(
         UserError: that of `cache.ingest`, whose page has the reasons of a refused data set; exit 2
             for choices that do not fit.
     """
-    folder = Path(out or locate_new(Path(workspace), "cache", registry.datasets[dataset].name))
+    folder = Path(out or locate_new(Path(workspace), "cache", load_dataset(dataset).name))
     kind = find_data_kind(dataset)
     options = {**(options or {}), **_take_options(dataset, arguments)}
     kind.check_arguments(build or {}, {**options, **arguments}, folder)

@@ -110,7 +110,7 @@ class RecordingRow(TypedDict):
     windows: int | None
     hours: float | None
     placement: str | None  # where the windows lie
-    prediction: str | None  # class of the largest mean probability, with it; or the median value
+    prediction: str | None  # `RecordingPrediction.describe`
     confidence: float | None  # mean over the windows
     trained_on: bool | None  # whether the run was trained on it, where its tokens are there
     endpoints: dict[str, Any]
@@ -165,7 +165,12 @@ class RecordingPrediction(NamedTuple):
         return self.windows.index.select("recording_id", "window", "start").with_columns(**columns)
 
     def describe(self) -> str:
-        """The class of the largest mean probability, with it; or the median value."""
+        """The sleep of a night; else the class of the largest mean probability, with it, or the
+        median value.
+        """
+        if self.endpoints:
+            asleep = self.endpoints["total_sleep_time"]
+            return f"asleep {asleep.value:.4g} {asleep.unit}"
         if self.windows.task == "regression":
             return f"{np.median(self.prediction):.4g}"
         means = self.prediction.mean(0)
