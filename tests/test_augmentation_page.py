@@ -26,6 +26,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_windows_are_shown_before_and_after(home: Path) -> None:
     assert main(["analyze", "augmentation", "loud", "--sequences", "4", "-w", str(home)]) == 0
     folder = home / "reports" / "augmentation-loud"

@@ -52,6 +52,7 @@ def register(monkeypatch, measure, **facts):
     monkeypatch.setitem(registry.datasets._items, "synthetic", changed)
 
 
+@pytest.mark.slow
 def test_a_registered_baseline_reads_the_recording_and_no_test_label(cohort, tmp_path, monkeypatch):
     home, windows = cohort
     seen = []

@@ -491,6 +491,7 @@ def test_phecodes_of_the_other_sex_are_left_out(tmp_path: Path) -> None:
         ingested(tmp_path / "other", raw, **options)
 
 
+@pytest.mark.slow
 def test_synthetic_claims_are_made_once(tmp_path: Path) -> None:
     options = {"subjects": 300, "seed": 5}
     first = workflows.ingest(

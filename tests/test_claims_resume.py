@@ -195,6 +195,7 @@ def test_a_killed_ingest_is_continued_and_gives_the_same_bytes(
     assert not (out / ".parts").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", ["source", "options", "key", "force_new"])
 def test_stale_work_is_discarded(raw: Path, small: None, calls: Counter[str], changed: str) -> None:
     out = raw.parent / "killed" / "cache" / "pophr"

@@ -82,6 +82,7 @@ def test_scores_are_of_the_true_class_and_sets_hold_what_scores_less() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_temperature_is_stored_exported_and_applied(
     home: Path,  # noqa: F811
     scored: pl.DataFrame,  # noqa: F811

@@ -802,6 +802,7 @@ def test_more_processes_than_gpus_are_refused_by_all_of_them(
     assert select_device("cuda") == torch.device("cuda", 0)
 
 
+@pytest.mark.slow
 def test_only_a_training_waits_for_other_processes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

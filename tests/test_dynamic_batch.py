@@ -9,7 +9,7 @@ from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
 
-QUICK = {"raindrop", "seft", "crt"}
+QUICK = {"raindrop", "seft"}
 
 
 class Windows(nn.Module):

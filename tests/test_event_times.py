@@ -282,6 +282,7 @@ def test_counts_between_thirds_and_tenths_are_withheld():
     assert shown.deciles != found.deciles
 
 
+@pytest.mark.slow
 def test_trees_of_hazards_find_the_true_risk():
     x, rate, deadly, time, event = draw_times(6000)
     target = np.stack([time, event], 1)[:, None]

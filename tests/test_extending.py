@@ -403,6 +403,7 @@ def test_a_fresh_process_finds_the_plug_ins(tmp_path: Path) -> None:
     assert done.stdout.split() == ["4", "True"], done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kinds",
     [

@@ -139,6 +139,7 @@ def test_the_version_does_without_numpy() -> None:
     assert done.stdout.split()[-1] == "False"
 
 
+@pytest.mark.slow
 def test_a_model_that_a_program_registers_is_listed(tmp_path: Path) -> None:
     import bitimely_core.models  # noqa: F401  registers them
     from bitimely_core.registry import models

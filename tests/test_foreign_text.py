@@ -115,7 +115,12 @@ def write_recordings(folder: Path, names: list[str]) -> Path:
 
 
 @pytest.mark.parametrize(
-    "kinds", [list(HOSTILE)[k : k + 3] for k in range(0, len(HOSTILE), 3)], ids="-".join
+    "kinds",
+    [
+        pytest.param(list(HOSTILE)[k : k + 3], marks=[pytest.mark.slow] if k else [])
+        for k in range(0, len(HOSTILE), 3)
+    ],
+    ids="-".join,
 )
 def test_texts_of_files_stay_texts_from_ingest_to_export(
     kinds: list[str],

@@ -24,6 +24,8 @@ from bitimely_core.formats import ts
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.store import storage
 
+LONG = ("recipe", "record")  # targets of more than two seconds
+
 
 @pytest.fixture(autouse=True)
 def stop_tracing() -> Iterator[None]:
@@ -31,7 +33,10 @@ def stop_tracing() -> Iterator[None]:
     tracemalloc.stop()
 
 
-@pytest.mark.parametrize("name", fuzz.TARGETS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in fuzz.TARGETS],
+)
 def test_targets_hold(name: str, tmp_path: Path) -> None:
     fuzz.warm(name)
     rng, known, work = random.Random(5), fuzz.seeds(name), fuzz.TARGETS[name].work

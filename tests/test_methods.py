@@ -312,6 +312,7 @@ def test_methods_are_runs_and_the_baselines_of_pages_are_the_same_functions(
     assert code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [pytest.param("kernels", marks=pytest.mark.slow), "signal"])
 def test_new_recordings_and_exports_give_the_predictions_of_the_run(home, capsys, tmp_path, method):
     code, result, err = call(
@@ -386,6 +387,7 @@ def test_calibration_is_analyzed_and_methods_are_listed(home, capsys):
         assert rows[name]["family"] == "no network"
 
 
+@pytest.mark.slow
 def test_histories_have_counts_trees_and_a_single_code(tmp_path, capsys, monkeypatch):
     monkeypatch.delitem(baselines.DESCRIPTIONS, "counts-trees")  # the slowest
     made = ["--subjects", "1000", "--no-select", "--max-events", "48", "--small-counts"]

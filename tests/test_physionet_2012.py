@@ -218,6 +218,7 @@ def test_models_of_irregular_times_read_the_times(cached: Path, name: str) -> No
     torch.testing.assert_close(model(short).pooled, vectors, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "view"),
     [

@@ -562,8 +562,8 @@ def attack(seen: Published) -> list[str]:
 
 
 BUILDS = [
-    *range(4),
-    *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 8)),
+    0,
+    *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8)),
     *(pytest.param(seed, marks=pytest.mark.long) for seed in range(8, 20)),
 ]
 

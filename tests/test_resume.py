@@ -600,6 +600,7 @@ def test_disk_space_is_checked_before_anything_is_written(
     assert checkpoints.list_steps(tmp_path / "checkpoints") == []
 
 
+@pytest.mark.slow
 def test_the_newest_are_kept(tmp_path: Path) -> None:
     run(tmp_path, checkpoint_every=1, keep=3)
     assert checkpoints.list_steps(tmp_path / "checkpoints") == list(range(STEPS, STEPS - 3, -1))

@@ -376,6 +376,7 @@ def test_padding_and_company_change_no_vector(sides):
     ).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("events", [False, True])
 def test_an_exported_graph_takes_any_number_of_rows(events):
     options = {"tokenizer": "codes", "codes": 12} if events else {}

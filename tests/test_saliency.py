@@ -570,6 +570,7 @@ def test_hooks_are_gone_after_an_error():
     assert objectives.get("next")(one.model(), batch)["loss"] > 0
 
 
+@pytest.mark.slow
 def test_fine_tuning_moves_saliency_to_the_planted_wave():
     """The planted cohort: beyond every draw of random weights, with an interval; random weights
     themselves are not beyond one another.

@@ -69,6 +69,7 @@ def test_batches_are_the_same(home: Path, monkeypatch: pytest.MonkeyPatch) -> No
     )
 
 
+@pytest.mark.slow
 def test_losses_are_the_same(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = []
     for name, most in (("memory", 1 << 28), ("disk", 0)):

@@ -182,6 +182,7 @@ def _tempo(cohort: Cohort) -> tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarr
     )
 
 
+@pytest.mark.slow
 def test_tempo_score_and_base_rate(cohort: Cohort) -> None:
     (subject, code, _, age), y, score = _tempo(cohort)
     signal = (code >= 0) & (code < 3)

@@ -148,7 +148,7 @@ def test_a_share_of_the_subjects(home, capsys):
     [
         ("inceptiontime", ["--set", "model.dim=8", "--set", "model.layers=3"], 1e-3),
         ("bitimelygpt", ["--set", "model.layers=2", "--preset", "tiny"], 1e-3),
-        ("gru-d", [], 1e-3),
+        pytest.param("gru-d", [], 1e-3, marks=pytest.mark.slow),
     ],
 )
 def test_any_model_can_be_trained(home, capsys, model, options, rate):
@@ -160,6 +160,7 @@ def test_any_model_can_be_trained(home, capsys, model, options, rate):
     assert record.leak_free is None
 
 
+@pytest.mark.slow
 def test_histories_are_trained_by_trees_or_a_network(tmp_path, capsys):
     made = ["--subjects", "300", "--no-select", "--max-events", "48"]
     assert main(["ingest", "synthetic-claims", *made, "-w", str(tmp_path)]) in {0, 3}

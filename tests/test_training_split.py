@@ -137,7 +137,7 @@ def test_claims_of_held_out_subjects_decide_on_nothing(
     }
 
 
-@pytest.mark.parametrize("normalise", ["channel", "window"])
+@pytest.mark.parametrize("normalise", [pytest.param("channel", marks=pytest.mark.slow), "window"])
 def test_recordings_of_held_out_subjects_decide_on_nothing(
     normalise: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

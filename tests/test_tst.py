@@ -250,6 +250,7 @@ def test_white_noise_stays_unpredicted():
     assert leaking.train_on_noise(tiny(channels=2).config, objectives.get(), 200).rel > 0.97
 
 
+@pytest.mark.slow
 def test_sines_are_learned():
     torch.manual_seed(0)
     model = models.build(

@@ -207,7 +207,9 @@ def test_a_rate_that_diverges_loses_and_says_why(home: Path) -> None:
     assert caught.value.exit_code == 4
 
 
-@pytest.mark.parametrize("stopped", ["in the second trial", "in the training"])
+@pytest.mark.parametrize(
+    "stopped", [pytest.param("in the second trial", marks=pytest.mark.slow), "in the training"]
+)
 def test_a_stopped_run_keeps_its_trials(
     home: Path, stopped: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

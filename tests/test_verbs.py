@@ -106,7 +106,10 @@ def test_dry_runs_leave_an_empty_folder_empty(
     assert sorted(p.name for p in raw.iterdir()) == ["a.csv", "claims.csv"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow), (signal.SIGINT, 130)],
+)
 @pytest.mark.parametrize(
     "argv",
     [
