@@ -496,6 +496,11 @@ def input_warning(
     )
 
 
+def select_errors(findings: Iterable[Finding]) -> list[Finding]:
+    """Those of level error."""
+    return [finding for finding in findings if finding.level == "error"]
+
+
 def unknown_name_error(kind: str, name: object, names: Iterable[str]) -> UserError:
     """A name, or another value in its place, that is none of `names` (unknown_name, exit 2).
 

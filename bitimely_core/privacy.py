@@ -230,7 +230,7 @@ def _iter_linked(key: Key, sums: Sums[Key], hidden: Collection[Key]) -> Iterator
     these; and so on.
     """
     reached, waiting = {key}, [(total, *parts) for total, parts in sums]
-    while near := [members for members in waiting if reached.intersection(members)]:
+    while near := list(filter(reached.intersection, waiting)):
         linked = list(itertools.chain.from_iterable(near))
         yield linked
         waiting = [members for members in waiting if members not in near]

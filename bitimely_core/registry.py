@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
+from itertools import filterfalse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -302,7 +303,7 @@ def find_plugin_error(error: BaseException) -> UserError | None:
 
 def list_foreign_points() -> list[EntryPoint]:
     """The entry points of other packages."""
-    return [point for point in entry_points(group="bitimely.plugins") if not is_own(point)]
+    return list(filterfalse(is_own, entry_points(group="bitimely.plugins")))
 
 
 def find_place(point: EntryPoint, error: BaseException) -> str:

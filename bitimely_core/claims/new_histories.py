@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -268,7 +269,7 @@ def _build_shard(
         if "index_day" in shard.cohort.columns
         else pl.lit(None, pl.Int64).alias("index_day"),
         _find_outcomes(shard, parse_rules(plan.prepared.first_outcomes)),
-    ).with_columns(pl.Series(name, values) for name, values in rows.items())
+    ).with_columns(starmap(pl.Series, rows.items()))
     is_known = pl.element() != sequence_builder.UNKNOWN
     understood = frame["codes"].list.eval(pl.element().filter(is_known))
     people = people.sort("subject_id").with_columns(events=understood.list.len())

@@ -32,6 +32,7 @@ from bitimely_core.errors import (
     input_error,
     input_warning,
     safe_text,
+    select_errors,
     usage_error,
 )
 from bitimely_core.formats import tables, wfdb, wfdb_annotations
@@ -272,7 +273,7 @@ def _list_recording_units(
         yield make_unit(name, every, [error.finding], None)
         return
     files, findings = _choose_files(source, kinds)
-    faults = [finding for finding in findings if finding.level == "error"]
+    faults = select_errors(findings)
     opened: list[str] = []
     if not faults:
         opened, faults = _list_opened(source, files.values())

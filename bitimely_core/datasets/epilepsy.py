@@ -32,7 +32,15 @@ from bitimely_core.datasets.raw_files import (
     report_other_files,
     two_forms_error,
 )
-from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, input_warning
+from bitimely_core.errors import (
+    Exit,
+    Finding,
+    Reason,
+    UserError,
+    input_error,
+    input_warning,
+    select_errors,
+)
 from bitimely_core.formats import archives, tables
 from bitimely_core.formats.source import (
     Source,
@@ -192,7 +200,7 @@ def epilepsy(source: Source | None, options: IngestOptions) -> Iterator[IngestUn
     source = require_source(source)
     paths = list_paths(source)
     copies = [path for path in paths if PurePosixPath(path).name.lower() in TABLES]
-    sets = [path for path in paths if SET_FILE.fullmatch(path)]
+    sets = list(filter(SET_FILE.fullmatch, paths))
     if copies and sets:
         raise two_forms_error(TABLE, f"{len(sets)} files of the sets of Bonn")
     if not copies and not sets:
@@ -402,7 +410,7 @@ def read_segments(files: Mapping[str, Path]) -> Records:
         faults += findings
         if values is not None:
             used[name] = values
-    damaged = [remark for remark in remarks if remark.level == "error"]
+    damaged = select_errors(remarks)
     grouped = tables.group_findings(faults)
     if not used:
         raise finding_to_error(damaged[0]) if damaged else _no_rows_error(grouped, len(segments))
@@ -427,7 +435,7 @@ def _choose_values(
         return None, faults
     contents = [(segment.file, (values + 0.0).tobytes()) for segment, values in usable]
     repeated = compare_copies(contents, name)
-    if any(finding.level == "error" for finding in repeated):
+    if select_errors(repeated):
         return None, faults + repeated
     for finding, (segment, _) in zip(repeated, usable[1:], strict=True):
         faults.append(replace(finding, file=segment.place))  # equal ones are counted by place

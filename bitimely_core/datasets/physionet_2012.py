@@ -36,6 +36,7 @@ from bitimely_core.errors import (
     input_error,
     input_warning,
     safe_text,
+    select_errors,
     usage_error,
 )
 from bitimely_core.formats import archives, tables
@@ -472,7 +473,7 @@ def read_set(paths: Mapping[str, Path], files: StaySet, copies: Mapping[str, Fin
     for name, same in texts.items():
         repeated = _compare_texts(same, files.place)
         faults += repeated
-        if any(fault.level == "error" for fault in repeated):
+        if select_errors(repeated):
             continue
         if name in copies:
             faults.append(copies[name])

@@ -18,6 +18,7 @@ from bitimely_core.errors import (
     UserError,
     input_warning,
     safe_text,
+    select_errors,
     usage_error,
 )
 from bitimely_core.formats import tables
@@ -61,9 +62,11 @@ def make_unit(
 ) -> IngestUnit:
     """A unit; one with a finding of level error is not read."""
     findings = tuple(findings)
-    is_faulty = any(finding.level == "error" for finding in findings)
     return IngestUnit(
-        name=name, files=tuple(files), read=None if is_faulty else read, findings=findings
+        name=name,
+        files=tuple(files),
+        read=None if select_errors(findings) else read,
+        findings=findings,
     )
 
 

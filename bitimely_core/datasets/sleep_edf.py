@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import zip_longest
+from itertools import starmap, zip_longest
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -471,7 +471,7 @@ def _select_stages(notes: Sequence[Annotation]) -> tuple[list[Annotation], list[
             )
         else:
             stages.append(note)
-    return stages, [_unknown_label_finding(label, count) for label, count in sorted(others.items())]
+    return stages, list(starmap(_unknown_label_finding, sorted(others.items())))
 
 
 def _clip_note(note: Annotation, segments: Sequence[tuple[float, float]]) -> list[Annotation]:

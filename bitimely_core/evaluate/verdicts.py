@@ -35,7 +35,7 @@ def choose_places(least: int, spread: float | None, *numbers: float | None) -> i
     """Decimals at which none of `numbers` that is not 0 is printed as 0: `least` where they
     suffice, else two digits of `spread` or more.
     """
-    sizes = [abs(number) for number in numbers if number]
+    sizes = list(map(abs, filter(None, numbers)))
     shortest, smallest = 0.5 * 10.0**-least, VANISHING * max(sizes, default=0.0)
     digits = [-math.floor(math.log10(size)) for size in sizes if smallest < size < shortest]
     if digits and spread:

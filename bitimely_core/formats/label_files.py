@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from tokenize import TokenError
 from typing import Literal, NamedTuple
@@ -66,7 +66,7 @@ COLUMNS = {
         "level", "sleep level", "phase", "sleep phase", "sleep state", "sleep type", "schlafphase",
     ),
 }  # fmt: skip
-ALL_NAMES = {name for names in COLUMNS.values() for name in names}
+ALL_NAMES = set(chain.from_iterable(COLUMNS.values()))
 # of columns that count samples -> the number of the first one
 SAMPLE_NAMES = {
     "onset sample": 0, "start sample": 0, "sample index": 0, "sample number": 0, "sample": 0,

@@ -96,7 +96,7 @@ def find_delimiter(path: Path) -> str:
 def _rate_mark(lines: Sequence[str], mark: str) -> tuple[float, int]:
     """The share of the lines with as many cells as the first, and that number; 0 for one cell."""
     widths = [len(split_line(line, mark)) for line in lines] or [1]
-    share = sum(width == widths[0] for width in widths) / len(widths)
+    share = widths.count(widths[0]) / len(widths)
     return (round(share, 1), widths[0]) if widths[0] > 1 else (0.0, 1)
 
 

@@ -10,6 +10,7 @@ import tomllib
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import filterfalse
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +40,7 @@ class StageReading(NamedTuple):
 def fold_text(text: str) -> str:
     """A text in small letters, without accents, codes and channels, with single blanks."""
     text = re.split(r"\||@@", text, maxsplit=1)[0]
-    text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    text = "".join(filterfalse(unicodedata.combining, unicodedata.normalize("NFKD", text)))
     text = text.casefold().translate(str.maketrans("øæœ", "oao"))
     return " ".join(re.sub(r"[_\-–:=\s]+", " ", text).split())
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
@@ -451,7 +452,7 @@ def _parse_times(stamps: list[list[bytes]]) -> tuple[np.ndarray, ...]:
     They are in seconds for dates, else in the numbers' own unit.
     """
     try:
-        clock = _parse_clock([stamp for channel in stamps for stamp in channel])
+        clock = _parse_clock(list(chain.from_iterable(stamps)))
     except ValueError:
         problem = "a timestamp is neither date nor number"
         raise input_error(Reason.TIMESTAMPS, problem, "as @timeStamps requires") from None

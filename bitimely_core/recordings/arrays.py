@@ -239,7 +239,7 @@ def find_label_arrays(source: Source, rels: Iterable[str]) -> LabelArrays:
     epochs = {rel: _name_place(rel, shape) for rel, shape in shapes.items() if len(shape) == 3}
     flat = _list_flat_arrays(source, places, set(epochs.values())) if places else {}
     of_epochs = _pair_labels(epochs, flat)
-    named = {rel for rel in chain.from_iterable(flat.values()) if _is_named_label(rel)}
+    named = set(filter(_is_named_label, chain.from_iterable(flat.values())))
     return LabelArrays(of_epochs, named - set(of_epochs.values()))
 
 

@@ -20,6 +20,7 @@ from bitimely_core.errors import (
     input_error,
     input_warning,
     safe_text,
+    select_errors,
     usage_error,
 )
 from bitimely_core.formats import tables
@@ -78,7 +79,7 @@ def account_rows(file: str, kind: str, seen: int, faults: Sequence[Finding]) -> 
         kind=kind,
         seen=seen,
         dropped=count_reasons(fault for fault in faults if fault.level != "error"),
-        quarantined=count_reasons(fault for fault in faults if fault.level == "error"),
+        quarantined=count_reasons(select_errors(faults)),
     )
 
 
@@ -121,7 +122,7 @@ def read_attributes(
 
 
 def _account(file: str, seen: int, faults: Sequence[Finding]) -> TableFindings:
-    errors = [fault.at(file) for fault in faults if fault.level == "error"]
+    errors = [fault.at(file) for fault in select_errors(faults)]
     return [account_rows(file, "rows", seen, faults), *errors[:MOST_FAULTS]]
 
 

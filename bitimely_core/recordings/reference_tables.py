@@ -104,7 +104,7 @@ def find_reference_table(
     choices = [(table, name) for table in candidates for name in table.classes]
     if len(choices) == 1:
         return _make_reference(*choices[0], [])
-    table = next((table for table in candidates if table.subject), candidates[0])
+    table = max(candidates, key=lambda table: bool(table.subject))
     return _make_reference(table, "", [_report_choice(choices)] if choices else [])
 
 

@@ -15,7 +15,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
+from bitimely_core.errors import (
+    Finding,
+    Reason,
+    UserError,
+    input_error,
+    input_warning,
+    safe_text,
+    select_errors,
+)
 from bitimely_core.formats import clocks, sample_values, sniffer, table_facts, tables
 from bitimely_core.formats.source import locate_errors, report_faults
 from bitimely_core.formats.text import list_names, sanitize_label
@@ -593,7 +601,7 @@ def read_series(path: Path, rel: str, info: RecordingInfo) -> Records:
             partial(_make_series_record, samples=samples, info=info),
         )
     account = account_rows(rel, "segments", len(records) + len(faults), faults)
-    findings = report_faults(fault.at(rel) for fault in faults if fault.level == "error")
+    findings = report_faults(fault.at(rel) for fault in select_errors(faults))
     if len(records) > 1 and "subject" not in info.columns:
         findings.append(
             input_warning(

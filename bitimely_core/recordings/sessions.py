@@ -94,7 +94,7 @@ def _are_of_one(source: Source, parts: Sequence[str]) -> bool:
     if len(parts) < 2:
         return True
     sniffed = [sniff_file(source, rel) for rel in parts]
-    names = list(chain.from_iterable(list_channel_names(facts) for facts in sniffed if facts))
+    names = list(chain.from_iterable(map(list_channel_names, filter(None, sniffed))))
     return all(sniffed) and len(set(names)) == len(names)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
 from bitimely_core.formats.text import list_first
@@ -55,7 +56,7 @@ def _propose_match(rels: Sequence[str]) -> str:
 
 def report_unfilled(unfilled: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
     """A warning about WFDB headers, by their folders, in which no checksum is filled in."""
-    rels = [rel for same in unfilled.values() for rel in same]
+    rels = list(chain.from_iterable(unfilled.values()))
     if rels:
         yield input_warning(
             Reason.CHECKSUM,

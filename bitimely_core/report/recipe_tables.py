@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 from bitimely_core import evaluate
@@ -72,7 +73,7 @@ class RecipeResults:
     @property
     def kinds(self) -> list[str]:
         """The baselines that were fitted to some data set."""
-        return list(dict.fromkeys(kind for scores in self.fitted.values() for kind in scores))
+        return list(dict.fromkeys(chain.from_iterable(self.fitted.values())))
 
     def baselines(self, column: ScoreColumn) -> dict[str, MetricValue]:
         """The baselines of a column by printed name, those without fitting first."""
@@ -259,7 +260,7 @@ def _list_baseline_lines(results: RecipeResults) -> list[str]:
     columns = results.table.columns
     reached = list(map(results.baselines, columns))
     lines = []
-    for name in dict.fromkeys(name for values in reached for name in values):
+    for name in dict.fromkeys(chain.from_iterable(reached)):
         pairs = zip(reached, columns, strict=True)
         cells = [format_cell(values.get(name), column) for values, column in pairs]
         lines.append(markdown_row([f"*{markdown_text(name)}*", *cells]))

@@ -217,7 +217,7 @@ def _render_metric(metric: MetricCell, digits: int | None) -> Cell:
 
 def _render_sparkline(data: Sparkline) -> Context:
     """Points of the curves in a box of 100 x 30."""
-    x, y = zip(*(point for curve in data.curves for point in curve), strict=True)
+    x, y = zip(*(itertools.chain.from_iterable(data.curves)), strict=True)
     start, low = min(x), min(y)
     width, height = (max(x) - start) or 1.0, (max(y) - low) or 1.0
 
@@ -226,7 +226,7 @@ def _render_sparkline(data: Sparkline) -> Context:
 
     return {
         "about": clean_text(data.about),
-        "curves": [" ".join(place(x, y) for x, y in curve) for curve in data.curves if curve],
+        "curves": [" ".join(itertools.starmap(place, curve)) for curve in data.curves if curve],
     }
 
 

@@ -71,7 +71,7 @@ def _list_inputs(recordings: Recordings) -> dict[str, list[str]]:
         for recording, signals in recordings.items()
     }
     inputs = {
-        recording: [name for name in channels if not is_no_signal(name)]
+        recording: list(itertools.filterfalse(is_no_signal, channels))
         for recording, channels in names.items()
     }
     return inputs if any(inputs.values()) else names
@@ -141,7 +141,7 @@ def find_alternatives(inputs: Mapping[str, Iterable[str]]) -> dict[str, list[str
     their names are spellings of one, or begin with the same word.
     """
     channels = list(map(set, inputs.values()))
-    counts = Counter(name for names in channels for name in names)
+    counts = Counter(itertools.chain.from_iterable(channels))
     partial = [name for name, count in counts.items() if count < len(channels)]
     groups: dict[str, list[str]] = {}
     for key in (_find_word, fold_name):
@@ -292,7 +292,7 @@ def choose_channels(recordings: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
     Of two such sets it is the larger, then that of the earlier recording. They are in the order of
     the first recording that has them. `recordings`: id -> channels.
     """
-    counts = Counter(channel for channels in recordings.values() for channel in channels)
+    counts = Counter(itertools.chain.from_iterable(recordings.values()))
     most = max(counts.values(), default=0)
     best: tuple[str, ...] = ()
     for channel, count in counts.items():

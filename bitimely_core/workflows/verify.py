@@ -6,7 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypedDict
 
-from bitimely_core.errors import HINTS, Exit, Finding, Reason, UserError, clean, input_error
+from bitimely_core.errors import (
+    HINTS,
+    Exit,
+    Finding,
+    Reason,
+    UserError,
+    clean,
+    input_error,
+    select_errors,
+)
 from bitimely_core.formats.source import CHECKSUM_FILE, parse_checksums, scan_folder
 from bitimely_core.progress import report_progress
 from bitimely_core.run import FORMAT
@@ -109,7 +118,7 @@ def verify(
 
 def _judge_folder(problems: list[Finding]) -> str:
     """The state of a folder with these problems."""
-    codes = {problem.code for problem in problems if problem.level == "error"}
+    codes = {problem.code for problem in select_errors(problems)}
     if not codes:
         return "good"
     return "incomplete" if codes == {Reason.INCOMPLETE} else "damaged"
@@ -271,7 +280,7 @@ def _check_results(kind: str, folder: Path) -> tuple[list[Finding], int]:
     if manifest is None:
         return [describe_missing_manifest(folder)], 0
     findings = find_changes(folder)
-    if any(finding.level == "error" for finding in findings):
+    if select_errors(findings):
         return findings, len(findings)
     record: StoredRecord | None = (
         RECORDS[kind].load(folder / NAMES[kind]) if kind in RECORDS else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import filterfalse
+
 import polars as pl
 
 from bitimely_core.claims import dates, unknown_dates
@@ -23,7 +25,7 @@ COMPLETED = {
 def holds_years(texts: pl.Series) -> bool:
     """Whether a column of dates of subjects holds years alone."""
     written = [text.strip() for text in texts.drop_nulls().unique()]
-    years = [text for text in written if not unknown_dates.MISSING.fullmatch(text)]
+    years = list(filterfalse(unknown_dates.MISSING.fullmatch, written))
     return bool(years) and all(map(dates.is_year, years))
 
 

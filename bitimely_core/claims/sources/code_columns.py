@@ -179,7 +179,7 @@ def report_other_codes(table: OpenTable, wide: Sequence[str]) -> list[Finding]:
 def _list_codes(table: OpenTable, names: Sequence[str]) -> set[str]:
     """The first codes of columns, in any form."""
     texts = itertools.chain(*peek_columns(table, names, CODED_ROWS).values())
-    return {text for text in texts if CODE_LIKE.fullmatch(text)}
+    return set(filter(CODE_LIKE.fullmatch, texts))
 
 
 def find_certainties(names: Sequence[str], wide: Sequence[str]) -> tuple[str, ...]:

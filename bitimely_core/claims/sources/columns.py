@@ -274,9 +274,7 @@ def peek_columns(
     blocks = table._replace(columns={name: name for name in names}).read_blocks()
     first = read_first(blocks, names, rows)
     return {
-        column.name: [
-            text for text in column.drop_nulls().head(rows) if not MISSING.fullmatch(text)
-        ]
+        column.name: list(itertools.filterfalse(MISSING.fullmatch, column.drop_nulls().head(rows)))
         for column in first
     }
 

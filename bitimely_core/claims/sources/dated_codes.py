@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import polars as pl
 
@@ -135,7 +136,7 @@ def report_pairs(file: str, pairs: Pairs, *, is_stated: bool) -> list[Finding]:
     """A warning that each column of codes has a date of its own, where no option states it."""
     if is_stated or not pairs:
         return []
-    dates = [name for names in pairs.values() for name in names]
+    dates = list(chain.from_iterable(pairs.values()))
     problem = f"codes of {_abridge(list(pairs))} have their dates in {_abridge(dates)}"
     hint = "Give --col date=NAME for another date of the rows"
     return [input_warning(Reason.HEADER, problem, "", hint, file=file, row=1)]

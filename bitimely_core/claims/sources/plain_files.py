@@ -88,7 +88,7 @@ class AcceptedNames:
 
     def find_date_parts(self, names: Sequence[str]) -> tuple[str, ...]:
         """The columns of the parts of the date of a table that has it in no single one."""
-        dated = [name for name in find_names(names, self.events["date"]) if not is_quarter(name)]
+        dated = list(itertools.filterfalse(is_quarter, find_names(names, self.events["date"])))
         return () if dated or "date" in self.renamed else find_date_parts(names)
 
     def has_codes(self, names: Sequence[str]) -> bool:

@@ -140,7 +140,7 @@ def report_discharges(table: OpenTable) -> list[Finding]:
 
 def _holds_states(texts: pl.Series, column: str) -> bool:
     """Whether a column of deaths holds states, and no dates."""
-    written = [text for text in texts.drop_nulls().unique() if not _is_missing(text)]
+    written = list(itertools.filterfalse(_is_missing, texts.drop_nulls().unique()))
     return bool(written) and all(is_state(text, column) for text in written)
 
 
