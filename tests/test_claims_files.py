@@ -29,6 +29,7 @@ from bitimely_core.claims.sources import code_columns
 CASES = SHARED / "cases" / "claims_files"
 CONTROL = CASES / "00_control"
 RIGHT = {"chf": 10, "copd": 46, "diabetes": 30}
+HISTORIES_ALONE = ["--rules", "none", "--min-codes", "1", "--keep-dates"]
 pytestmark = [needs_sample(CASES), needs_sample(MAP9)]
 
 
@@ -229,6 +230,61 @@ def test_sexes_that_mean_another_one_elsewhere_are_said(
     cohort = open_cache(ended.workspace / "cache" / "pophr").cohort()
     assert dict(cohort["sex"].value_counts().iter_rows()) == numbers
     assert ended.has("sexes are written", "Write M and F")
+
+
+@pytest.mark.parametrize("column", ["p31", "31-0.0", "f.31.0.0"])
+@pytest.mark.parametrize("apart", [True, False])
+def test_women_of_uk_biobank_are_coded_0(
+    ingest: Ingest, raw: Path, column: str, apart: bool
+) -> None:
+    copy_case(raw, "00_control")
+    sexes = read_patients().select("patient_id", (pl.int_range(60) % 3 == 0).cast(pl.Int8))
+    sexes = sexes.rename({sexes.columns[1]: column})
+    if apart:
+        read_patients().drop("sex").join(sexes, on="patient_id").write_csv(raw / "patients.csv")
+    else:
+        (raw / "patients.csv").unlink()
+        claims = pl.read_csv(raw / "claims.csv", infer_schema=False)
+        claims.join(sexes, on="patient_id").write_csv(raw / "claims.csv")
+    ended = ingest(raw, *HISTORIES_ALONE)
+    cohort = open_cache(ended.workspace / "cache" / "pophr").cohort()
+    assert dict(cohort["sex"].value_counts().iter_rows()) == {1: 20, 2: 40}
+    assert not ended.has("sexes are")
+
+
+def test_a_column_source_of_other_things_is_left_out(ingest: Ingest, raw: Path) -> None:
+    """That of UK Biobank says where a stay began."""
+    copy_case(raw, "00_control")
+    claims = pl.read_csv(raw / "claims.csv", infer_schema=False)
+    claims.with_columns(source=pl.lit("3")).write_csv(raw / "claims.csv")
+    refused = ingest(raw)
+    assert refused.code == 4
+    assert refused.has("--col source=none")
+    ended = ingest(raw, "--col", "source=none")
+    assert (ended.code, ended.count_cases(), ended.count_rows()) == (0, RIGHT, 840)
+
+
+def test_dates_of_a_table_of_deaths_alone_are_named_by_it(ingest: Ingest, raw: Path) -> None:
+    copy_case(raw, "00_control")
+    (raw / "patients.csv").unlink()
+    (raw / "jk.csv").write_text("PATIENT_ID,DTH_YM\n" + "P0001,202001\nP0002,202002\n")
+    refused = ingest(raw)
+    assert refused.has("jk.csv:death", "--date-format death=yyyymm")
+
+
+@pytest.mark.parametrize("header", ["{},BYEAR,SEX_TYPE", "{},syntyv,sukup"])
+def test_tables_of_people_of_registers(ingest: Ingest, raw: Path, header: str) -> None:
+    """Of Korea and Finland, by their columns; Korea has a row a year."""
+    copy_case(raw, "00_control")
+    (raw / "patients.csv").unlink()
+    rows = [
+        f"{subject},1950,{i % 2 + 1}" for i, subject in enumerate(read_patients()["patient_id"])
+    ]
+    (raw / "jk.csv").write_text("\n".join([header.format("PATIENT_ID"), *rows, *rows]))
+    ended = ingest(raw)
+    cohort = open_cache(ended.workspace / "cache" / "pophr").cohort()
+    assert dict(cohort["sex"].value_counts().iter_rows()) == {1: 30, 2: 30}
+    assert (ended.count_cases(), cohort["birth_day"].null_count()) == (RIGHT, 0)
 
 
 def test_case_70_ends_in_three_commands(ingest: Ingest, raw: Path) -> None:
@@ -761,9 +817,6 @@ def write_arrays(path: Path, code: str, date_name: str) -> Counter[tuple[str, st
     pl.DataFrame(dict(named)).write_csv(path)
     pairs = [zip(*row, strict=True) for row in zip(days, codes, strict=True)]
     return Counter(pair for row in pairs for pair in row if pair[1])
-
-
-HISTORIES_ALONE = ["--rules", "none", "--min-codes", "1", "--keep-dates"]
 
 
 @pytest.mark.parametrize(

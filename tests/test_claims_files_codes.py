@@ -131,6 +131,35 @@ def test_case_04_two_codes_in_a_cell(ingest: Ingest) -> None:
     assert "160 codes stand behind others in one cell" in outcome.screen
 
 
+def test_each_code_of_a_cell_with_both_vocabularies_is_read_as_its_own(ingest: Ingest) -> None:
+    """As the column icd9code of eICU has them; E11.65 and V58.67 are of one vocabulary each."""
+    cells = {
+        "401.9, I10": ("ICD9//401.9", "ICD10//I10"),
+        "J44.1, 491.21": ("ICD9//491.21", "ICD10//J44.1"),
+        "250.00, E11.9": ("ICD9//250.00", "ICD10//E11.9"),
+        "V58.67, Z79.4": ("ICD9//V58.67", "ICD10//Z79.4"),
+        "428.0, 427.31, I48.91": ("ICD9//428.0", "ICD9//427.31", "ICD10//I48.91"),
+        "486": ("ICD9//486",),
+    }
+    rows = [f'p{i % 5},2005-01-{i % 28 + 1:02d},"{text}"' for i, text in enumerate([*cells] * 5)]
+    outcome = ingest(
+        *(rows, "--rules", "none", "--min-codes", "1"), header="uniquepid,date,icd9code", whole=True
+    )
+    assert outcome.code == 0, outcome.screen
+    assert outcome.count_codes() == Counter(
+        [code for codes in cells.values() for code in codes] * 5
+    )
+    assert "cells hold codes of ICD-9 and of ICD-10" in outcome.screen
+
+
+def test_concepts_of_snomed_are_named(ingest: Ingest) -> None:
+    """As Synthea writes its conditions."""
+    concepts = ("44054006", "38341003", "195967001")
+    rows = [f"p{i % 6},2005-01-{i % 28 + 1:02d},{concepts[i % 3]}" for i in range(60)]
+    outcome = ingest(rows, header="PATIENT,START,CODE", whole=True)
+    assert (outcome.code, "SNOMED CT" in outcome.screen) == (4, True)
+
+
 def test_case_17c_ruled_out_and_suspected_are_no_diagnoses(ingest: Ingest) -> None:
     outcome = ingest("17c_icd10gm_ruled_out")
     rows = read_case("17c_icd10gm_ruled_out")

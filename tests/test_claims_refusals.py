@@ -33,10 +33,14 @@ def test_columns_of_fixed_widths_are_to_be_parted(tmp_path: Path) -> None:
 def test_conditions_of_fhir_are_read_as_the_advice_has_them(tmp_path: Path) -> None:
     write_files(tmp_path, Condition__ndjson='{"resourceType":"Condition"}\n')
     assert "code.coding.system" in catch_refusal(tmp_path).finding.hint
-    row = "Patient/a1,2015-02-03T10:00:00Z,http://hl7.org/fhir/sid/icd-10-cm,E11.9\n"
-    write_files(tmp_path, claims__csv=f"patient_id,date,vocab,code\n{row}")
-    events = read_folder(tmp_path)[1]
+    row = "a1,2015-02-03T10:00:00Z,http://hl7.org/fhir/sid/icd-10-cm,E11.9\n"
+    person = "id,gender,birthDate,deceasedDateTime\na1,female,1950-01-02,2016-01-02\n"
+    write_files(tmp_path, claims__csv=f"patient_id,date,vocab,code\n{row}", patients__csv=person)
+    claims, events = read_folder(tmp_path)
     assert list_cells(events, "vocab", "code") == [("icd10cm", "E11.9")]
+    assert claims.subjects is not None
+    cells = list_cells(claims.subjects, "subject_id", "birth", "death", "sex")
+    assert cells == [("a1", "1950-01-02", "2016-01-02", 2)]
 
 
 def test_omop_with_standard_concepts_alone_names_what_reads_it(tmp_path: Path) -> None:

@@ -489,6 +489,27 @@ def test_omop_source_values_change_their_vocabulary_on_a_day(tmp_path: Path) -> 
     assert events["vocab"].to_list() == ["icd9cm", "icd10cm"]
 
 
+def test_omop_source_values_behind_their_vocabulary(tmp_path: Path) -> None:
+    values = ["ICD10CM:E11.9", "ICD9CM:250.00", "icd-10 I10", "SNOMED:44054006", "4280"]
+    rows = (f"{i},1,2015-09-30,{text},0,\n" for i, text in enumerate(values))
+    line = "9,1,,ICD10CM:K21.9,0,2015-09-30\n"  # of a table with codes of procedures, too
+    write_files(
+        tmp_path,
+        person__csv=PERSON,
+        condition_occurrence__csv=CONDITION + "".join(rows),
+        observation__csv=OBSERVATION.splitlines()[0] + "\n" + line,
+    )
+    claims, events = read_folder(tmp_path, "omop")
+    assert list_cells(events, "vocab", "code") == [
+        ("icd10cm", "E11.9"),
+        ("icd9cm", "250.00"),
+        ("icd10", "I10"),
+        (None, "4280"),
+        ("icd10cm", "K21.9"),
+    ]
+    assert claims.rows[0].dropped == {"wrong_vocabulary": 1}
+
+
 # --- MEDS
 
 

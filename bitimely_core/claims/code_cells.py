@@ -7,6 +7,7 @@ national form. What is none of these is no code: nothing is made one by deleting
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 from unicodedata import normalize
 
@@ -85,21 +86,32 @@ class CodeForm(NamedTuple):
         return FAMILIES[self.vocab]
 
 
+class Reading(NamedTuple):
+    """How the codes of a vocabulary are written, and what the map knows of them."""
+
+    form: CodeForm
+    table: PhecodeTable
+
+
 class CellCode(NamedTuple):
     """A code of a cell, or why it has none."""
 
     code: str | None  # normalised
     fault: RowFault | None = None
+    vocab: str = ""  # of a code of another vocabulary than that of the row
 
 
 FOREIGN_CELL = CellCode(None, FOREIGN)
 
 
-def read_cell(raw: str | None, form: CodeForm, table: PhecodeTable) -> tuple[CellCode, ...]:
+def read_cell(
+    raw: str | None, form: CodeForm, table: PhecodeTable, icd10: Reading | None = None
+) -> tuple[CellCode, ...]:
     """The codes of a cell: one, or those between separators where each part is a code.
 
     Parts between blanks and slashes must all be known to the map, with their parents; of parts
-    between semicolons, commas and bars one must be.
+    between semicolons, commas and bars one must be. `icd10`: how parts beside a code of ICD-9 are
+    read that can be none themselves, as in 401.9, I10 of eICU.
     """
     if is_empty(raw):
         return (CellCode(None, MISSING),)
@@ -107,13 +119,31 @@ def read_cell(raw: str | None, form: CodeForm, table: PhecodeTable) -> tuple[Cel
     whole = _read_part(text, form, table)
     if whole.code is not None:
         return (_drop_code(whole),)
-    parts = [_read_part(part, form, table) for part in _split_text(text)]
+    parts = _read_parts(_split_text(text), Reading(form, table), icd10)
     read = [part.code for part in parts if part.code is not None]
     if not parts or len(read) < len(parts):
         return (_drop_code(_read_titled(text, form, table, whole)),)
-    n_known = sum(bool(codes.find_phecodes(code, table)[0]) for code in read)
+    n_known = sum(is_mapped(part, table, icd10) for part in parts)
     needed = len(parts) if SURE_SEPARATOR.search(text) is None else min(1, len(parts) - 1)
     return tuple(map(_drop_code, parts)) if n_known >= needed else (whole,)
+
+
+def is_mapped(cell: CellCode, table: PhecodeTable, icd10: Reading | None) -> bool:
+    """Whether the map knows the code of a cell, which `read_cell` has read with the same tables."""
+    mapped = icd10.table if icd10 and cell.vocab else table
+    return bool(cell.code and codes.find_phecodes(cell.code, mapped)[0])
+
+
+def _read_parts(texts: Sequence[str], reading: Reading, icd10: Reading | None) -> list[CellCode]:
+    """The parts of a cell. Beside a code of ICD-9 others may be of ICD-10."""
+    parts = [_read_part(text, *reading) for text in texts]
+    if icd10 is None or not any(part.code for part in parts):
+        return parts
+    vocab = icd10.form.vocab
+    return [
+        part if part.code else _read_part(text, *icd10)._replace(vocab=vocab)
+        for part, text in zip(parts, texts, strict=True)
+    ]
 
 
 def fold_cell(raw: str) -> str:

@@ -27,6 +27,7 @@ UNKNOWN_LONG = 1 / 3  # share of long codes that the map lacks, above which some
 LETTERS_SHARE = 0.1  # share of rows with letters behind the code that is no accident
 READ_SHARE = 0.05
 READ_CODE = re.compile(r"(?=.{5}$)([0-9A-Z]{1,4}\.{1,4}|[0-9A-Z]{4}\.|X[A-Z0-9]{4})", re.ASCII)
+LONG_NUMBER = re.compile(r"\d{6,18}", re.ASCII)  # of SNOMED CT: no code of ICD has so many digits
 NAMES = {"icd9": "ICD-9", "icd10": "ICD-10"}
 
 
@@ -65,6 +66,7 @@ class _Column(NamedTuple):
     vocab: str
     cells: Mapping[str, int]  # upper case, without blanks around -> rows
     table: PhecodeTable
+    icd10: code_cells.Reading | None = None  # of codes of ICD-10 beside those of ICD-9
 
     @property
     def is_map_full(self) -> bool:
@@ -116,7 +118,10 @@ def judge_forms(
     """
     judged = JudgedForms({vocab: CodeForm(vocab, pads=pads) for vocab in FAMILIES}, [])
     for vocab, cells in sorted(sample.cells.items()):
-        column = _Column(vocab, _trim_cells(cells), codes.choose_table(tables, vocab))
+        icd10 = None
+        if other := codes.BESIDE.get(vocab):
+            icd10 = code_cells.Reading(judged.forms[other], codes.choose_table(tables, other))
+        column = _Column(vocab, _trim_cells(cells), codes.choose_table(tables, vocab), icd10)
         try:
             form = _judge_column(column, pads)
             _refuse_unknown(column, form, max_bad)
@@ -214,7 +219,7 @@ def _refuse_unknown(column: _Column, form: CodeForm, max_bad: float) -> None:
     """
     if column.table and not column.is_map_full:
         return
-    unknown = column.select(lambda text: not _is_known(text, form, column.table))
+    unknown = column.select(lambda text: not _is_known(text, form, column))
     if column.rows < LEAST_ROWS or unknown.rows <= max_bad * column.rows:
         return
     name, other = NAMES[form.family], codes.get_other_family(form.vocab)
@@ -230,25 +235,40 @@ def _refuse_unknown(column: _Column, form: CodeForm, max_bad: float) -> None:
         )
     if not column.table:  # the rows may be for the label rules alone
         return
+    hint = (
+        f"Give the column with codes of {name} as --col code=NAME, or the vocabulary of the codes "
+        "as --col vocab=icd9 or icd10, and a --phecode-map of it"
+    )
+    if 2 * unknown.count(LONG_NUMBER.fullmatch) > unknown.rows:
+        hint = (
+            "Numbers of six digits and more are concepts, as of SNOMED CT, without PheCodes: write "
+            "the codes of ICD-10-CM that the map of the NLM gives for them in a column icd10"
+        )
     raise input_error(
         Reason.BAD_CODE,
         f"{unknown.rows} of {column.rows} rows hold no code of {name} that the map knows (they "
         f"look like {unknown.shapes})",
         f"more than --max-bad {max_bad:g}",
-        f"Give the column with codes of {name} as --col code=NAME, or the vocabulary of the codes "
-        "as --col vocab=icd9 or icd10, and a --phecode-map of it",
+        hint,
     )
 
 
-def _is_known(text: str, form: CodeForm, table: PhecodeTable) -> bool:
+def _is_known(text: str, form: CodeForm, column: _Column) -> bool:
     """Whether a cell holds a code that the map knows, or without a map one of the vocabulary's
     form, or a diagnosis that is known not to be one.
     """
     return any(
         cell.fault == code_cells.NOT_DIAGNOSED
-        or (cell.code and (not table or codes.find_phecodes(cell.code, table)[0]))
-        for cell in code_cells.read_cell(text, form, table)
+        or (cell.code and not column.table)
+        or code_cells.is_mapped(cell, column.table, column.icd10)
+        for cell in code_cells.read_cell(text, form, column.table, column.icd10)
     )
+
+
+def _has_both(text: str, form: CodeForm, column: _Column) -> bool:
+    """Whether a cell holds a code of ICD-10 beside one of ICD-9."""
+    cells = code_cells.read_cell(text, form, column.table, column.icd10)
+    return any(cell.vocab for cell in cells)
 
 
 def _describe_form(column: _Column, form: CodeForm) -> Iterator[Finding]:
@@ -258,6 +278,9 @@ def _describe_form(column: _Column, form: CodeForm) -> Iterator[Finding]:
         yield _describe_short(short, form)
     if form.no_point != "all":
         yield from _describe_points(column, form)
+    if n_both := column.count(lambda text: _has_both(text, form, column)):
+        problem, rule = "cells hold codes of ICD-9 and of ICD-10", "each is read as its own"
+        yield input_warning(Reason.CODE_FORM, problem, rule, count=n_both)
     if form.letters == "certainty":
         yield input_warning(
             Reason.CODE_FORM,

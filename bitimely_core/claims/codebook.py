@@ -9,6 +9,7 @@ from typing import NamedTuple
 from bitimely_core.claims import code_cells
 from bitimely_core.claims.code_cells import CodeForm
 from bitimely_core.claims.codes import (
+    BESIDE,
     OTHER,
     STEPS,
     UNMAPPED,
@@ -81,10 +82,12 @@ class Codebook:
         form = self.forms.get(vocab)
         if form is None:
             return [self._find_code(vocab, raw)]
-        table = choose_table(self.tables, vocab)
+        table, icd10 = choose_table(self.tables, vocab), None
+        if (other := BESIDE.get(vocab, "")) in self.forms:
+            icd10 = code_cells.Reading(self.forms[other], choose_table(self.tables, other))
         return [
-            cell.fault or self._look_up(vocab, str(cell.code))
-            for cell in code_cells.read_cell(raw, form, table)
+            cell.fault or self._look_up(cell.vocab or vocab, str(cell.code))
+            for cell in code_cells.read_cell(raw, form, table, icd10)
         ]
 
     def _look_up(self, vocab: str, code: str) -> IcdCode:

@@ -57,6 +57,10 @@ class IcdCode(NamedTuple):
         return self.code if self.vocab == OTHER else f"{self.vocab.upper()}{MARK}{self.code}"
 
 
+BESIDE = {"icd9": "icd10", "icd9cm": "icd10cm"}
+"""Vocabulary of ICD-9 -> that of codes of ICD-10 which stand beside its own in a cell."""
+
+
 def get_other_family(vocab: str) -> str:
     """The family to which a vocabulary does not belong."""
     return "icd10" if FAMILIES[vocab] == "icd9" else "icd9"

@@ -28,7 +28,10 @@ HARMLESS = {
     Reason.REVERSED,
 }
 TASK_LABELS = {"meds"}  # layouts whose labels come in folders of their own
-ALIKE = "Write the ids alike in both tables"
+ALIKE = (
+    "Write the ids alike in both tables: zeros before a number, and words such as Patient/, are "
+    "part of them"
+)
 ADD_PATIENTS = "Put patients.csv with patient_id, birth_date and sex beside the claims"
 GIVE_KINDS = "Give the kind of claims with --default-source, or --col source=COLUMN"
 NO_LABELS = (
@@ -93,7 +96,7 @@ def _describe_unmatched(counts: SubjectCounts, file: str) -> Iterator[Finding]:
             f"{without} of {counts.with_rows} subjects with claims are not among the "
             f"{counts.registered} ids of patients",
             f"and {counts.registered - counts.matched} of these have no claims",
-            f"{ALIKE}: zeros before a number are part of it",
+            ALIKE,
             count=without,
             file=file,
             field="subject",

@@ -35,6 +35,7 @@ from bitimely_core.claims.sources.code_columns import (
     report_kinds,
     report_other_codes,
     report_versions,
+    split_prefix,
 )
 from bitimely_core.claims.sources.columns import (
     SUBJECT_DATE_COLUMNS,
@@ -90,6 +91,7 @@ from bitimely_core.claims.sources.source_table import (
 )
 from bitimely_core.claims.sources.subject_tables import (
     TableAccounts,
+    decode_sexes,
     keep_unique_rows,
     make_subjects,
     parse_labels,
@@ -123,8 +125,6 @@ FEW_TEXTS = {"date", "code", "vocab", "source", "certainty"}  # columns whose te
 # that rows of claims may tell of their subject
 CLAIM_FACTS = ("birth", "death", "vital", "last_contact", "sex")
 INDEX_DATE = "index_date"
-# a code behind its vocabulary: ICD10CM:E11.9, ICD-9-CM 250.00
-PREFIXED_CODE = re.compile(r"([A-Za-z]{2}[\w -]*?)(?:\s*[:|/]+\s*|\s+)([A-Za-z]?\d.*)", re.ASCII)
 SCHEMED = re.compile(r"([^:]+):(.*)")  # a code of i2b2 behind its scheme: DEM|SEX:f
 SCHEMED_COLUMN = "conceptcd"  # folded
 ICD_LIKE = re.compile(r"icd|dx|diag", re.IGNORECASE)  # in a scheme: of diagnoses
@@ -239,9 +239,9 @@ class _BlockPlan:
 
     def _split_prefix(self, text: str | None) -> tuple[str | None, str | None]:
         """Vocabulary and code of a cell; no vocabulary where the cell has none."""
-        match = PREFIXED_CODE.fullmatch(text.strip()) if text else None
-        if match and words.fold_name(match[1]) in self.vocabularies:
-            return match[1], match[2]
+        vocab, code = split_prefix(text, self.vocabularies)
+        if vocab:
+            return vocab, code
         schemed = SCHEMED.fullmatch(text) if text and self.has_schemes else None
         if schemed is None:
             return None, text
@@ -493,7 +493,8 @@ def _drop_columns(
     """Key -> accepted names, without the keys that are not needed and the columns that
     `--col KEY=none` leaves out.
     """
-    unused = {key for key in (*REVERSING, "certainty") if renamed.get(key, "").lower() == NO_COLUMN}
+    optional = (*REVERSING, "certainty", "source")
+    unused = {key for key in optional if renamed.get(key, "").lower() == NO_COLUMN}
     return {key: wanted[key] for key in wanted if key not in unused.union(unneeded)}
 
 
@@ -690,6 +691,7 @@ def _read_subject_facts(request: _Request, files: PlainFiles) -> _SubjectFacts:
         rows = pl.concat(_read_subject_rows(request, path, columns) for path in files.deaths)
         dated = rows.drop_nulls("death")
         deaths = keep_unique_rows(dated, files.deaths[0], request.survey, "subject")
+        file = files.deaths[0] if frame is None else file
         frame = _add_deaths(frame, deaths.drop("row"))
     frame = close_vital_states(frame, file, request.survey)
     if not files.periods:
@@ -785,6 +787,7 @@ def _read_ids(table: OpenTable, key: str, accounts: TableAccounts) -> pl.DataFra
     if "sex" in table.columns and is_stat_file(table.path):  # 1 may be labelled female
         labels = read_value_labels(table.path, table.columns["sex"])
         frame = frame.with_columns(pl.col("sex").replace(labels))
+    frame = decode_sexes(frame, table.columns)
     ids = frame[key].drop_nulls()
     is_float = ids.len() > 0 and bool(ids.str.contains(FLOAT_ID).all())
     accounts.findings += _report_float_ids(table.file, is_float=is_float)
@@ -848,6 +851,7 @@ def _read_claim_facts(request: _Request, file: str, wanted: Names) -> pl.DataFra
         present["last_contact"] = find_names(names, days)[:1]
     table = open_table(source, file, {"subject": wanted["subject"], **present})
     frame = pl.concat(block.drop("row").unique() for block in table.read_blocks()).unique()
+    frame = decode_sexes(frame, table.columns)
     if _has_float_ids(table, "subject"):
         frame = frame.with_columns(pl.col("subject").str.replace(FLOAT_ID, "$1"))
     frame = read_vital_states(frame, table.columns, file, request.survey)

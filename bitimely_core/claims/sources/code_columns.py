@@ -28,6 +28,8 @@ VOCABULARY = re.compile(
 )
 VERSION = re.compile(r"version|vrsn|vers?")  # in the folded name of a column of vocabularies
 KEY = re.compile(r"(?<!c)id$", re.IGNORECASE)  # of a name such as DIAGNOSISID, not of cid
+# a code behind its vocabulary: ICD10CM:E11.9, ICD-9-CM 250.00
+PREFIXED_CODE = re.compile(r"([A-Za-z]{2}[\w -]*?)(?:\s*[:|/]+\s*|\s+)([A-Za-z]?\d.*)", re.ASCII)
 CODED_ROWS = 100_000  # of the columns that are read, whose codes are compared
 CODE_LIKE = re.compile(r"(?=.*\d).{3,}")  # a text that may be a code, of any vocabulary
 FIELD = re.compile(r"[fp]?[._]?(\d{5})(?!\d).*", re.ASCII)  # of UK Biobank: 41270-0.0, p41270
@@ -277,3 +279,16 @@ def report_versions(
 def _is_code(text: str) -> bool:
     """Whether a text has the form of a code of a diagnosis."""
     return any(normalise_code(text, vocab)[0] for vocab in FAMILIES)
+
+
+def split_prefix(
+    text: str | None, vocabularies: Mapping[str, str]
+) -> tuple[str | None, str | None]:
+    """Vocabulary and code of a cell; no vocabulary where the cell has none.
+
+    `vocabularies`: folded word -> vocabulary.
+    """
+    match = PREFIXED_CODE.fullmatch(text.strip()) if text else None
+    if match and words.fold_name(match[1]) in vocabularies:
+        return match[1], match[2]
+    return None, text

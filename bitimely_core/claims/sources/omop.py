@@ -17,8 +17,10 @@ import polars as pl
 from bitimely_core.claims import dates
 from bitimely_core.claims.claims_reading import ClaimsOptions
 from bitimely_core.claims.codes import MARK, OTHER
+from bitimely_core.claims.distinct import map_texts
 from bitimely_core.claims.sources import words
 from bitimely_core.claims.sources.claims_source import ClaimsSource
+from bitimely_core.claims.sources.code_columns import split_prefix
 from bitimely_core.claims.sources.columns import (
     assign_vocabulary,
     find_table,
@@ -73,7 +75,8 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
     """
     forms, since = parse_date_forms(options), parse_switch_day(options)
     others = options.codes == "all"
-    vocabularies = words.fold_keys(VOCABULARIES | parse_vocabularies(options))
+    stated = VOCABULARIES | parse_vocabularies(options)
+    vocabularies = words.fold_keys(stated)
     concepts, visits = _read_concepts(source, vocabularies), _read_visits(source)
     opened = _open_tables(source, others=others, timed=options.time_unit == "minute")
     tokens = _name_concepts(source, opened.values()) if others else None
@@ -87,6 +90,7 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
                 since=since,
                 only_lettered=name != "condition_occurrence",
                 tokens=tokens,
+                prefixes=words.translate_words(stated, "vocabularies"),
             ),
             others=others,
         )
@@ -284,6 +288,7 @@ class _BlockShaper:
     since: int | None  # day from which on codes without a concept are ICD-10
     only_lettered: bool  # the table holds codes that are not ICD: only V, E and Z codes are read
     tokens: pl.DataFrame | None  # of `_name_concepts`, with `--codes all`
+    prefixes: Mapping[str, str]  # folded word before a code -> its vocabulary: ICD10CM:E11.9
 
     def __call__(self, frame: pl.DataFrame) -> EventBlock:
         """The rows whose source concept is an ICD code, and those without one whose source value
@@ -328,13 +333,18 @@ class _BlockShaper:
         """The rows with `vocab` and `concept_code` of their source concept, and `is_event` for
         those with an ICD code.
         """
+        prefix, code = self._split_prefixes(rows["code"])
+        rows = rows.with_columns(code, prefix=prefix)
         text, is_written, stated = pl.col("code").str.to_uppercase(), pl.lit(value=True), NULL_TEXT
         if self.only_lettered:
             is_written = text.str.contains(LETTERED) & ~text.str.contains(PROCEDURE)
+            is_written |= pl.col("prefix").is_not_null()
             stated = pl.when(text.str.starts_with("Z")).then(pl.lit("icd10cm"))
         if self.since is not None:
             by_date = assign_vocabulary(rows["date"], self.since, "icd9cm", "icd10cm")
             stated = pl.coalesce(stated, by_date)
+        stated = pl.coalesce("prefix", stated)
+        is_written &= pl.col("prefix").ne_missing(words.NO_DIAGNOSIS)
         if self.tokens is not None:  # which has another token for a row without a code
             is_written &= text != ""
         is_written = is_written.fill_null(value=False)
@@ -346,6 +356,14 @@ class _BlockShaper:
             has_code = pl.col("concept_code").is_not_null()
             rows = rows.with_columns(vocab=pl.when(has_code).then("vocab").otherwise(stated))
         return rows.with_columns(is_event=pl.col("concept_code").is_not_null() | is_written)
+
+    def _split_prefixes(self, column: pl.Series) -> tuple[pl.Series, pl.Series]:
+        """Vocabulary and code of source values, the first null where a value has none."""
+        vocab = map_texts(column, lambda text: split_prefix(text, self.prefixes)[0], pl.String)
+        code = map_texts(column, lambda text: split_prefix(text, self.prefixes)[1], pl.String)
+        folded = map_texts(vocab, lambda text: text and words.fold_name(text), pl.String)
+        meanings = {word: self.prefixes[word] for word in folded.drop_nulls().unique()}
+        return folded.replace(meanings), code
 
     def _mark_others(self, rows: pl.DataFrame) -> pl.DataFrame:
         """The rows with `is_event` also for those whose standard concept has a token.

@@ -46,8 +46,9 @@ OTHER_FORMATS = {  # what to do -> endings
         *(".db", ".sqlite", ".duckdb", ".avro", ".orc", ".mdb", ".accdb"),
     ),
     "Write a row for each code as .csv, with patient_id, date, vocab and code: of conditions of "
-    "FHIR subject.reference, recordedDate or onsetDateTime, code.coding.system and "
-    "code.coding.code": (".json", ".jsonl", ".ndjson"),
+    "FHIR subject.reference without Patient/, recordedDate or onsetDateTime, code.coding.system "
+    "and code.coding.code; and a row for each Patient with id, gender, birthDate and "
+    "deceasedDateTime as patients.csv": (".json", ".jsonl", ".ndjson"),
     "Call text with a mark between its cells .csv; write columns of fixed widths as .csv, as with "
     "pandas.read_fwf": (".dat", ".asc", ".fwf"),
 }

@@ -301,7 +301,10 @@ def _refuse_unknown_words(frame: pl.DataFrame, table: SourceTable) -> None:
     claims.
     """
     vocabularies = [*codes.FAMILIES, *[codes.OTHER] * table.others]
-    action = "Map them with --source-value WORD=KIND"
+    action = (
+        "Map them with --source-value WORD=KIND; if the column holds something else, leave it out "
+        "with --col source=none"
+    )
     example = (
         "Say what they are with --source-vocab WORD=icd10, or WORD=none for other codes; if the "
         "column holds something else, give the vocabulary of all rows, as --col vocab=icd10"

@@ -41,6 +41,7 @@ PAIRED_SEXES = {
         "they may be man and vrouw, or mujer and varón: they count as unknown",
     ),
 }
+UK_BIOBANK = {"p31", "3100", "f3100"}  # folded names of its field 31: 0 is female, 1 is male
 NUMBER = r"^0*(\d)(\.0+)?$"  # of a sex: 01, 1.0
 # columns of dates that are often called otherwise -> what they may hold, the options that name them
 UNREAD_DATES = {
@@ -253,6 +254,16 @@ def _read_sexes(column: pl.Series, file: str) -> tuple[pl.Series, list[Finding]]
     )
     filled = {word: number or 0 for word, number in numbers.items()}
     return lower.replace_strict(filled, default=None, return_dtype=pl.UInt8), findings
+
+
+def decode_sexes(frame: pl.DataFrame, columns: Mapping[str, str]) -> pl.DataFrame:
+    """The rows with words in place of numbers of which the name of the column states the meaning.
+
+    `columns`: key -> name.
+    """
+    if words.fold_name(columns.get("sex", "")) not in UK_BIOBANK:
+        return frame
+    return frame.with_columns(pl.col("sex").replace({"0": "female", "1": "male"}))
 
 
 def parse_sex(text: str) -> int | None:
