@@ -261,7 +261,7 @@ def test_the_next_command_reads_the_labels_there_are(desk: Desk, view: str) -> N
     assert desk.run("ingest generic raw" + (" --map map.toml" if text else "")) == 0
     command = desk.find(r"next: " + COMMAND)
     assert command == f"tokenize {view} -w ws"
-    assert desk.run(command) == 0
+    assert desk.run(command) == 0, desk.said
     verb = "pretrain" if view == "generic" else "train"
     assert desk.find(r"next: " + COMMAND) == f"{verb} --data {view} -w ws"
 
