@@ -106,6 +106,23 @@ def list_subjects(folder: Path) -> dict[str, str]:
             "subject,age\nS1,20\nS2,30\n",
             "S1/S2 S2/S1 S1/S2_b S2/S1_b",
         ),
+        # spreadsheets drop zeros, and people write capitals as they like
+        ("001/a 001/b 002/a 002/b", "patient_id,age\n1,20\n2,30\n", "1 1 2 2"),
+        ("s01_a s01_b s02_a s02_b", "subject,age\nS1,20\nS2,30\n,\n", "S1 S1 S2 S2"),
+        ("7_a 7_b 8_a 8_b", "subject,age\n7.0,20\n8.0,30\n", "7.0 7.0 8.0 8.0"),
+        ("1_a 1_b 01_a 01_b", "subject,age\n1,20\n01,30\n", "1_a 1_b 01_a 01_b"),
+        ("a b c d", "file,subject\na,7\nb,7.0\nc,08\nd,8\n", "7 7 08 08"),
+        # visits, whose numbers are those of subjects, too
+        ("1_5 2_5 1_6 2_6", "subject\n1\n2\n5\n6\n", "1_5 2_5 1_6 2_6"),
+        ("1/P5 2/P5 1/P6 2/P6", "subject\n1\n2\n5\n6\n", "1/P5 2/P5 1/P6 2/P6"),
+        ("1_1 1_2 2_1 2_2", "subject,age\n1,30\n2,40\n", "1 1 2 2"),
+        # several rows a subject
+        ("S1_a S1_b S2_a S2_b", "subject,visit\nS1,a\nS1,b\nS2,a\nS2,b\n", "S1 S1 S2 S2"),
+        ("c1_a c1_b c2_a c2_b", "case_id,patient_id\nc1,P1\nc2,P1\n", "c1_a c1_b c2_a c2_b"),
+        # of several columns the clearest
+        ("a b c d", "file,caseid,subjectid\na,1,p\nb,2,p\nc,3,q\nd,4,q\n", "p p q q"),
+        ("a b c d", "file,id,patient_id\na,1,p\nb,1,q\nc,2,p\nd,2,q\n", "p q p q"),
+        ("P1_a P1_b P2_a P2_b", "id,patient_id\n1,P1\n2,P2\n", "P1 P1 P2 P2"),
         # no usual name for subjects
         ("P1_a P1_b P2_a P2_b", "ward,beds\nP1,4\nP2,5\n", "P1_a P1_b P2_a P2_b"),
     ],
@@ -140,6 +157,26 @@ def test_subjects_are_read_where_it_is_not_clear_what_the_classes_are(folder: Pa
     assert list_subjects(folder) == {"r0": "p", "r1": "p", "r2": "q", "r3": "q"}
     (line,) = [r["message"] for r in report["reasons"] if r["code"] == "label"]
     assert 'subject = "subject"' in line
+
+
+@pytest.mark.parametrize("text", ["id,beds\nA,4\nB,5\n", "id,task\nA,rest\nB,count\n"])
+def test_a_table_of_sites_or_tasks_is_of_no_subjects(folder: Path, text: str) -> None:
+    names = ["A/p1", "A/p2", "B/p1", "B/p2"]
+    for seed, name in enumerate(names):
+        write_recording(folder / f"{name}.csv", seed)
+    (folder / "list.csv").write_text(text)
+    assert list_subjects(folder) == {name: name for name in names}
+
+
+def test_classes_of_recordings_and_subjects_are_read_from_two_tables(folder: Path) -> None:
+    names = ["S1_a", "S1_b", "S2_a", "S2_b", "S3_a"]
+    for seed, name in enumerate(names):
+        write_recording(folder / f"{name}.csv", seed)
+    (folder / "labels.csv").write_text("file,label\nS1_a,x\nS1_b.csv,y\nS2_a,x\nS2_b,y\n")
+    (folder / "people.csv").write_text("subject,group\nS1,c\nS2,c\nS3,d\nS4,d\n")
+    records = read_folder(folder)
+    assert [records[name].attributes.get("label") for name in names] == ["x", "y", "x", "y", None]
+    assert [records[name].subject_id for name in names] == ["S1", "S1", "S2", "S2", "S3"]
 
 
 def test_a_map_that_is_written_reads_the_same_subjects(folder: Path) -> None:

@@ -27,7 +27,7 @@ import numpy as np
 from bitimely_core.datasets.raw_files import list_paths, list_rejected, make_unit, report_count
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats import edf, edf_header
-from bitimely_core.formats.source import Source, locate_errors, require_source
+from bitimely_core.formats.source import Source, locate_errors, report_unclaimed, require_source
 from bitimely_core.formats.units import find_factor, find_unit_factor, require_rate, scale_signal
 from bitimely_core.recordings.channels import group_segments, make_missing_channel_error
 from bitimely_core.registry import DatasetFacts, View, datasets
@@ -57,7 +57,6 @@ STAGES = {
 UNSCORED = ("Sleep stage ?", "Movement time")
 FLAT = 60.0  # s of one and the same value on a needed channel are reported
 CLIPPED = 0.01  # share of the samples at the smallest or largest value that is reported
-MAX_LISTED = 50  # ignored files named one by one
 
 SubjectTable = dict[tuple[int, int], Attributes]
 """(subject, night) -> attributes by the subject table."""
@@ -159,15 +158,17 @@ def sleep_edf(source: Source | None, options: IngestOptions) -> Iterator[IngestU
     """Sleep-EDF Expanded (PhysioNet): 197 whole-night recordings with sleep stages."""
     source = require_source(source)
     pairs: dict[str, dict[str, list[str]]] = {}
-    others: list[str] = []
     for rel in list_paths(source):
         name = PurePosixPath(rel).name
         if match := NAME.fullmatch(name):
             kind = "PSG" if match[1].upper() == "PSG" else "Hypnogram"
             pairs.setdefault(name[:6].upper(), {"PSG": [], "Hypnogram": []})[kind].append(rel)
-        elif rel in source.rejected or not LAYOUT.fullmatch(name):
-            others.append(rel)
-    yield from _report_ignored(source, others)
+        elif rel in source.rejected:
+            yield replace(source.rejected[rel], level="warning")
+    claimed = {
+        unit: {rel: rel for same in files.values() for rel in same} for unit, files in pairs.items()
+    }
+    yield from report_unclaimed(source, claimed, LAYOUT)
     if not pairs:
         yield Finding(
             Reason.NO_INPUT,
@@ -226,24 +227,6 @@ def _list_unit(
         keep_phi=bool(options.get("keep_phi")),
     )
     return make_unit(unit, names, (), read)
-
-
-def _report_ignored(source: Source, others: Sequence[str]) -> Iterator[Finding]:
-    """Files that belong neither to a recording nor to the official layout."""
-    for rel in others[:MAX_LISTED]:
-        if rel in source.rejected:
-            yield replace(source.rejected[rel], level="warning")
-        else:
-            yield input_warning(
-                Reason.FILE_NAME, "belongs to no recording", "it is not read", file=rel
-            )
-    if unlisted := len(others[MAX_LISTED:]):
-        yield input_warning(
-            Reason.FILE_NAME,
-            f"{unlisted} more files belong to no recording",
-            "they are not read",
-            count=unlisted,
-        )
 
 
 # --- one recording

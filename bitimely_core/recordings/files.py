@@ -117,6 +117,7 @@ class LabelTables(NamedTuple):
 
     rows: dict[str, Attributes]  # recording or subject -> attributes
     notes: dict[str, list[Annotation]]  # recording -> annotations
+    subjects: dict[str, str]  # recording -> subject, of a table of subjects
 
     def find_row(self, keys: Iterable[str]) -> Attributes:
         """The row of the first of these names that has one."""
@@ -200,8 +201,9 @@ def list_units(
     yield from reference.findings
     if reference.rule:
         chosen = chosen.model_copy(update={"table": reference.rule})
-        passed_over.add(reference.rule.path)
-        recordings.pop(reference.rule.path, None)
+    for rel in reference.list_files():
+        passed_over.add(rel)
+        recordings.pop(rel, None)
     lists = _find_seizures(source, chosen, recordings)
     passed_over.update(lists.files)
     yield from lists.findings
@@ -215,7 +217,8 @@ def list_units(
     table_file = chosen.table.path if chosen.table else PARTICIPANTS
     findings, rows = _read_table(source, chosen, headed=reference.headed)
     yield from findings
-    rows = _assign_rows(rows, reference.subjects, keys)
+    if reference.is_of_subjects:
+        rows = _assign_rows(rows, reference.subjects, keys)
     for rel in recordings:
         yield from unmatched.drop_torn_rows(rel, keys.keys[rel], rows, table_file)
     notes = lists.notes
@@ -223,7 +226,7 @@ def list_units(
         epoch = read_label_rules(chosen).epoch or EPOCH
         findings, notes = read_annotations(source, chosen.annotations, epoch)
         yield from findings
-    labels = LabelTables(rows, notes)
+    labels = LabelTables(rows, notes, reference.subjects)
     unfilled = _find_unfilled(source, recordings)
     yield from unmatched.report_unfilled(unfilled)
     folder = FolderFacts(
@@ -631,7 +634,7 @@ def describe_recording(
     rules = read_label_rules(chosen)
     info = RecordingInfo(
         recording_id=name,
-        subject_id=str(row.get("subject") or subject or name),
+        subject_id=str(row.get("subject") or subject or labels.subjects.get(rel) or name),
         attributes=_list_attributes(rel, row, groups, rule, rules.words or {}),
         notes=() if is_numeric else notes,
         numbers=notes if is_numeric else (),

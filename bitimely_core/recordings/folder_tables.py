@@ -27,7 +27,7 @@ from bitimely_core.formats import tables
 from bitimely_core.formats.sniffer import find_delimiter
 from bitimely_core.formats.source import Source, finding_to_error, locate_errors
 from bitimely_core.formats.stage_texts import EPOCH, name_listed_stage
-from bitimely_core.recordings.mapping import EMPTY_CELLS, AnnotationRule, TableRule
+from bitimely_core.recordings.mapping import EMPTY_CELLS, AnnotationRule, TableRule, fold_subject
 from bitimely_core.types import (
     SPLITS,
     Annotation,
@@ -118,7 +118,41 @@ def read_attributes(
         )
     if not headed:
         rows.insert(0, (key, dict(columns)))
-    return _account(table.path, len(rows) + len(faults), faults), dict(rows)
+    account = _account(table.path, len(rows) + len(faults), faults)
+    others = _list_spellings(row for _, row in rows) if table.file else {}
+    if others:
+        account.append(_report_spellings(table, others))
+        rows = [
+            (name, {**row, "subject": others[subject]} if subject in others else row)
+            for name, row in rows
+            for subject in [str(row.get("subject", ""))]
+        ]
+    return account, dict(rows)
+
+
+def _list_spellings(rows: Iterable[Attributes]) -> dict[str, str]:
+    """Further spelling of a subject, such as 7.0 -> its first one, such as 7.
+
+    As two subjects they could be in two splits.
+    """
+    subjects = dict.fromkeys(str(row["subject"]) for row in rows if "subject" in row)
+    first: dict[str, str] = {}
+    spellings = {subject: first.setdefault(fold_subject(subject), subject) for subject in subjects}
+    return {subject: name for subject, name in spellings.items() if subject != name}
+
+
+def _report_spellings(table: TableRule, others: Mapping[str, str]) -> Finding:
+    other, first = next(iter(others.items()))
+    return input_warning(
+        Reason.IDENTIFIER,
+        f"{len(others)} subjects are written in two ways, such as {safe_text(first)} and "
+        f"{safe_text(other)}",
+        "taken for one subject each",
+        "Where they are two people, give them names that differ in more than zeros or capitals",
+        file=table.path,
+        field=table.subject,
+        count=len(others),
+    )
 
 
 def _account(file: str, seen: int, faults: Sequence[Finding]) -> TableFindings:

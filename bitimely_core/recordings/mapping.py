@@ -64,6 +64,12 @@ def fold_column(name: str) -> str:
     return re.sub(r"[\s.-]+", "_", name.strip().lower())
 
 
+def fold_subject(text: str) -> str:
+    """A subject as it is compared: spreadsheets make 7 or 7.0 of 007."""
+    number = re.sub(r"^(\d+)\.0+$", r"\1", text.strip())
+    return re.sub(r"(?<!\d)0+(?=\d)", "", number).casefold()
+
+
 class ChannelRule(Section):
     """A channel: its name in the cache and its unit."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, compress, filterfalse, islice
 from pathlib import Path, PurePosixPath
@@ -25,6 +25,7 @@ from bitimely_core.recordings.mapping import (
     PEOPLE,
     TableRule,
     fold_column,
+    fold_subject,
     strip_suffix,
 )
 
@@ -33,6 +34,9 @@ LARGEST_TABLE = 1 << 26  # bytes
 FIRST_ROWS = 50  # one of them names a recording, where the table does
 SHOWN = 6  # classes or columns in a message
 MARK = re.compile(r"[_\-. ]")  # behind the subject in the name of a recording
+INSIDE = re.compile(r"(?=((?<!\d)\d+|(?<![^\W_])[^\W_]+))")  # words of a name, numbers in them
+VAGUE = {"id", "user", "user_id", "case_id", "caseid"}  # may be rows, raters or visits
+OF_PEOPLE = re.compile(r"subj|patient|partic|person|people|demogr|(?<![^\W_])(age|sex|gender)")
 
 
 class ReferenceTable(NamedTuple):
@@ -41,10 +45,20 @@ class ReferenceTable(NamedTuple):
     rule: TableRule | None  # None: it is not clear which column is meant
     headed: bool  # else its first line is a row, whose cells are the names in `rule`
     findings: list[Finding]
-    subjects: dict[str, str]  # recording -> subject, of a table with a row a subject
+    people: str  # the table of subjects; "": none
+    subjects: dict[str, str]  # recording -> subject, of that table
+
+    @property
+    def is_of_subjects(self) -> bool:
+        """Whether `rule` is of the table of subjects."""
+        return self.rule is not None and self.rule.path == self.people
+
+    def list_files(self) -> set[str]:
+        """The tables that are read."""
+        return {self.rule.path if self.rule else "", self.people} - {""}
 
 
-NO_REFERENCE = ReferenceTable(None, headed=True, findings=[], subjects={})
+NO_REFERENCE = ReferenceTable(None, headed=True, findings=[], people="", subjects={})
 
 
 class ReferenceColumns(NamedTuple):
@@ -58,11 +72,19 @@ class ReferenceColumns(NamedTuple):
     subject: str  # the column that says whose the recordings are; "": none
     cells: dict[str, list[str]]  # of the other columns, without empty ones
     classes: list[str]  # columns that can hold classes
+    has_visits: bool = False  # several rows a subject, of which only the subject is read
 
     @property
     def is_of_subjects(self) -> bool:
         """Whether a row is of a subject, who may have several recordings."""
         return self.key == self.subject
+
+
+class OwnerNames(NamedTuple):
+    """The parts of a recording's path that may name its owner, as subjects are compared."""
+
+    beginnings: set[str]  # folders and the name, and their beginnings up to a mark
+    inside: set[str]  # all words and numbers
 
 
 class TableText(NamedTuple):
@@ -98,42 +120,62 @@ def find_reference_table(
     stated = [table for rel in rels if (table := _find_table(source, rel, keys, owners))]
     if not classes:
         stated = [table._replace(classes=[]) for table in stated if table.subject]
-    candidates = [table for table in stated if not table.is_of_subjects] or stated[:1]
-    if not candidates:
-        return NO_REFERENCE
+    candidates = [table for table in stated if not table.is_of_subjects]
+    people = next((table for table in stated if table.is_of_subjects), None)
+    if people and not any(table.subject for table in candidates):
+        reference = _choose_reference(candidates or ([] if people.has_visits else [people]))
+        findings = list(reference.findings)
+        if reference.rule is None or candidates:
+            findings.append(_report_table(people, "", alone=True))
+        return reference._replace(findings=findings, people=people.file, subjects=people.bearers)
+    return _choose_reference(candidates)
+
+
+def _choose_reference(candidates: Sequence[ReferenceColumns]) -> ReferenceTable:
+    """The table with the only column of classes, else one with subjects."""
     choices = [(table, name) for table in candidates for name in table.classes]
     if len(choices) == 1:
-        return _make_reference(*choices[0], [])
-    table = max(candidates, key=lambda table: bool(table.subject))
-    return _make_reference(table, "", [_report_choice(choices)] if choices else [])
+        table, label = choices[0]
+        return _make_reference(table, label)
+    findings = [_report_choice(choices)] if choices else []
+    stated = [table for table in candidates if table.subject]
+    if stated:
+        return _make_reference(stated[0], "", findings)
+    return NO_REFERENCE._replace(findings=findings)
 
 
-def _make_reference(table: ReferenceColumns, label: str, findings: list[Finding]) -> ReferenceTable:
+def _make_reference(
+    table: ReferenceColumns, label: str, findings: Sequence[Finding] = ()
+) -> ReferenceTable:
     """The table with the rule by which it is read; `label`: its column of classes, or none."""
-    subjects = table.bearers if table.is_of_subjects else {}
-    rule = None
-    if label or table.subject:
-        rule = _make_rule(table, label)
-        findings = [*findings, _report_table(table, label)]
-    return ReferenceTable(rule, table.headed, findings, subjects)
+    rule = TableRule(
+        path=table.file,
+        file="" if table.is_of_subjects else table.key,
+        subject=table.subject,
+        label=label,
+        delimiter=table.delimiter,
+    )
+    return NO_REFERENCE._replace(
+        rule=rule, headed=table.headed, findings=[*findings, _report_table(table, label)]
+    )
 
 
-def _list_owner_names(rels: Iterable[str]) -> dict[str, set[str]]:
-    """Recording -> what may name its owner: its folders, and the beginnings of all names of its
-    path, up to a mark.
-    """
-    names: dict[str, set[str]] = {}
-    for rel in rels:
-        parts = PurePosixPath(strip_suffix(rel)).parts
-        names[rel] = {
-            *parts,
-            *(part[: mark.start()] for part in parts for mark in MARK.finditer(part)),
-        }
-    return names
+def _list_owner_names(rels: Iterable[str]) -> dict[str, OwnerNames]:
+    """Recording -> what may name its owner."""
+    return {rel: _split_name(PurePosixPath(strip_suffix(rel)).parts) for rel in rels}
+
+
+def _split_name(parts: Sequence[str]) -> OwnerNames:
+    """What may name the owner in the parts of a path."""
+    beginnings = (part[: mark.start()] for part in parts for mark in MARK.finditer(part))
+    inside = (text for part in parts for text in INSIDE.findall(part))
+    return OwnerNames(
+        set(map(fold_subject, chain(parts, beginnings))), set(map(fold_subject, inside))
+    )
 
 
 def _find_table(
-    source: Source, rel: str, keys: Mapping[str, str], owners: Mapping[str, set[str]]
+    source: Source, rel: str, keys: Mapping[str, str], owners: Mapping[str, OwnerNames]
 ) -> ReferenceColumns | None:
     """The columns of a table by whichever of its readings names more recordings; None for a table
     that names none, or neither subjects nor classes.
@@ -148,18 +190,8 @@ def _find_table(
     return None
 
 
-def _make_rule(table: ReferenceColumns, label: str) -> TableRule:
-    return TableRule(
-        path=table.file,
-        file="" if table.is_of_subjects else table.key,
-        subject=table.subject,
-        label=label,
-        delimiter=table.delimiter,
-    )
-
-
-def _report_table(table: ReferenceColumns, label: str) -> Finding:
-    """The warning that a table is read."""
+def _report_table(table: ReferenceColumns, label: str, *, alone: bool = False) -> Finding:
+    """The warning that a table is read; `alone`: that nothing else of it is."""
     parts = []
     what = f"{len(table.bearers)} recordings"
     if table.is_of_subjects:
@@ -172,7 +204,7 @@ def _report_table(table: ReferenceColumns, label: str) -> Finding:
     return input_warning(
         Reason.LABEL if label else Reason.IDENTIFIER,
         " and ".join([f"names {what}", *parts]),
-        "read for generic/classification" if label else "read",
+        "read for generic/classification" if label else "only these are read" if alone else "read",
         "If they are none, give --map with a [table]",
         file=table.file,
         count=len(table.bearers),
@@ -225,45 +257,51 @@ def _find_recordings(rel: str, text: TableText, keys: Mapping[str, str]) -> Refe
 
 
 def _find_subjects(
-    rel: str, text: TableText, owners: Mapping[str, set[str]]
+    rel: str, text: TableText, owners: Mapping[str, OwnerNames]
 ) -> ReferenceColumns | None:
-    """The columns of a table with a row a subject; None for another table.
-
-    Most recordings are of one of these subjects, and some are of another one.
-    """
-    place = _find_subject_place(text)
-    if place is None:
+    """The columns of a table with a row a subject; None for another table."""
+    names = [name for name in text.names if fold_column(name) in PEOPLE]
+    if not names or not any(map(OF_PEOPLE.search, map(str.lower, [rel, *text.names]))):
         return None
-    columns = list(zip(*text.list_rows(), strict=True))
-    subjects = set(columns[place]) - {""}
-    if len(subjects) < len(columns[place]):  # several rows a subject
-        return None
-    named = {recording: names & subjects for recording, names in owners.items()}
-    bearers = {recording: min(same) for recording, same in named.items() if len(same) == 1}
-    used = set(bearers.values())
-    if 2 * len(bearers) <= len(owners) or len(used) < 2:
-        return None
-    key = text.names[place]
-    filled = _select_filled(text.names, columns, [cell in used for cell in columns[place]])
+    columns = dict(zip(text.names, zip(*text.list_rows(), strict=True), strict=False))
+    subjects = {
+        name: dict.fromkeys(filterfalse(is_missing, columns.get(name, ()))) for name in names
+    }
+    bearers = {name: _assign_owners(subjects[name], owners) for name in names}
+    key = max(names, key=lambda name: len(bearers[name]))
+    if not bearers[key] or any(len(same) < len(subjects[key]) for same in subjects.values()):
+        return None  # it names nobody, or visits of people in another column
+    used = set(bearers[key].values())
+    is_used = [cell in used for cell in columns[key]]
+    filled = _select_filled(text.names, columns.values(), is_used)
     del filled[key]
-    classes = _find_class_columns(filled)
+    has_visits = sum(is_used) > len(used)
     return ReferenceColumns(
         rel,
         key,
-        bearers,
+        bearers[key],
         headed=True,
         delimiter=text.delimiter,
         subject=key,
         cells=filled,
-        classes=classes,
+        classes=[] if has_visits else _find_class_columns(filled),
+        has_visits=has_visits,
     )
 
 
-def _find_subject_place(text: TableText) -> int | None:
-    """The place of the column with a usual name for subjects, where each is there once."""
-    places = [place for place, name in enumerate(text.names) if fold_column(name) in PEOPLE]
-    first = list(islice(text.list_rows(), FIRST_ROWS)) if places else []
-    return next((p for p in places if 0 < len(first) == len({row[p] for row in first})), None)
+def _assign_owners(subjects: Collection[str], owners: Mapping[str, OwnerNames]) -> dict[str, str]:
+    """Recording -> the subject that its path names; empty where that is not clear.
+
+    Most recordings are of one of these subjects, and some are of another one. Where a path has a
+    subject in it with which none begins, what they begin with may be visits.
+    """
+    spellings = {fold_subject(subject): subject for subject in subjects}
+    named = {rel: names.beginnings & spellings.keys() for rel, names in owners.items()}
+    bearers = {rel: spellings[min(same)] for rel, same in named.items() if len(same) == 1}
+    inside = set().union(*(names.inside & spellings.keys() for names in owners.values()))
+    used = set(bearers.values())
+    is_clear = len(spellings) == len(subjects) and used.issuperset(map(spellings.get, inside))
+    return bearers if is_clear and 2 * len(bearers) > len(owners) and len(used) > 1 else {}
 
 
 def _select_filled(
@@ -277,14 +315,18 @@ def _select_filled(
 
 
 def _find_subject_column(columns: Mapping[str, Sequence[str]]) -> str:
-    """The column that says whose the recordings are, by its name; "" where there is none. A column
-    `id` may number the rows: it counts where a value is there twice.
+    """The column that says whose the recordings are, by its name; "" where there is none.
+
+    Of several it is the one with the clearest name, then with the fewest subjects. A column `id`
+    may number the rows: it counts where a value is there twice.
     """
-    for name, cells in columns.items():
-        folded = fold_column(name)
-        if folded in PEOPLE and (folded != "id" or len(set(cells)) < len(cells)):
-            return name
-    return ""
+    ranks = {
+        name: (folded in VAGUE, len(set(cells)))
+        for name, cells in columns.items()
+        if (folded := fold_column(name)) in PEOPLE
+        and (folded != "id" or len(set(cells)) < len(cells))
+    }
+    return min(ranks, key=lambda name: ranks[name], default="")
 
 
 def _find_class_columns(columns: Mapping[str, Sequence[str]]) -> list[str]:

@@ -163,8 +163,7 @@ def _find_subject_table(
         rel for rel in rels if rel not in contents or holds_samples(source, rel)
     )
     keys = {key: rel for rel, same in names.keys.items() for key in same}
-    reference = find_reference_table(source, contents, keys)
-    return reference.rule.path if reference.rule and reference.subjects else ""
+    return find_reference_table(source, contents, keys).people
 
 
 def _list_annotation_files(rels: Iterable[str]) -> set[str]:
