@@ -82,6 +82,11 @@ def choose_kind(header: str, cells: Sequence[str], decimal: str) -> ColumnKind:
     return "label" if is_state and not has_number else find_kind(cells, decimal)
 
 
+def is_pressure(cell: str) -> bool:
+    """Whether a cell holds a systolic and a diastolic pressure, such as 120/80."""
+    return re.fullmatch(r"\s*\d{2,3}\s*/\s*\d{2,3}\s*", cell, re.ASCII) is not None
+
+
 def find_kind(cells: Sequence[str], decimal: str) -> ColumnKind:
     """What the cells of a column are: at least half of those that are not empty."""
     filled = [cell for cell in cells if cell.lower() not in MISSING]
@@ -92,6 +97,8 @@ def find_kind(cells: Sequence[str], decimal: str) -> ColumnKind:
         return "number"
     if 2 * sum(map(clocks.is_time_text, filled)) >= len(filled):
         return "time"
+    if 2 * sum(map(is_pressure, filled)) >= len(filled):
+        return "left out"
     # one text in all rows is a name of the whole recording
     return "text" if len(set(filled)) > 1 or len(cells) < MANY else "left out"
 

@@ -100,7 +100,9 @@ LABELS_ALONE = Finding(
     'Say whose they are: labels = "folder/{stem}*" in [[files]] of the map',
 )
 PHYSIOLOGY = re.compile(r"_physio\.tsv\.gz$")  # of BIDS, read where nothing else is
+# names of files that state a subject: of BIDS and of the EEG corpus of Temple University
 BIDS = re.compile(r"(?:^|/)sub-([A-Za-z0-9]+)(?=[_/])")
+TEMPLE = re.compile(r"(?:^|/)([a-z]{8})_s\d{3}_t\d{3}\.edf$")
 DERIVED = ("derivatives/", "sourcedata/", "code/", "stimuli/")
 
 
@@ -626,8 +628,8 @@ def describe_recording(
     """
     chosen, labels, options = folder.chosen, folder.labels, folder.options
     groups = search_groups(rule.match, rel)
-    bids = BIDS.search(rel)
-    subject = groups.get("subject") or rule.subject or (bids[1] if bids else "")
+    named = BIDS.search(rel) or TEMPLE.search(rel)
+    subject = groups.get("subject") or rule.subject or (named[1] if named else "")
     row = labels.find_row([*keys, subject])
     notes = labels.list_notes(keys)
     is_numeric = chosen.annotations is not None and bool(chosen.annotations.value)
