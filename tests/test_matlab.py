@@ -457,6 +457,22 @@ def test_numbered_arrays_are_trials_of_one_recording(tmp_path: Path, *, beside: 
     assert len(windows) == 2 + 3 + 11, "no window spans two trials"
 
 
+def test_labels_of_trials_may_lie_in_a_file_beside_them(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()  # SEED: one file with the labels of the trials of everybody
+    trials = {f"xy_eeg{k}": np.random.default_rng(k).normal(size=(4, 300)) for k in (1, 2, 10)}
+    for name in ("1_a", "2_b"):
+        scipy.io.savemat(tmp_path / "raw" / f"{name}.mat", trials | {"fs": 50.0})
+    scipy.io.savemat(tmp_path / "raw" / "label.mat", {"label": [[1.0, -1.0, 0.0]]})
+    ingest("generic", tmp_path / "raw", tmp_path / "cache")
+    records = list(open_cache(tmp_path / "cache").records())
+    assert [record.recording_id for record in records] == ["1_a", "2_b"]
+    assert [[note.label for note in r.annotations] for r in records] == [["1", "-1", "0"]] * 2
+    scipy.io.savemat(tmp_path / "raw" / "label.mat", {"label": [[1.0, -1.0]]})
+    with pytest.raises(UserError) as caught:
+        ingest("generic", tmp_path / "raw", tmp_path / "other")
+    assert "2 labels in 'label.mat', expected one for each of 3 arrays" in str(caught.value.details)
+
+
 def test_numbered_arrays_of_other_channels_or_without_a_rate_are_refused(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
     arrays = {"x1": np.ones((4, 300)), "x2": np.ones((5, 300))}

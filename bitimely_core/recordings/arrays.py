@@ -231,15 +231,17 @@ def find_label_arrays(source: Source, rels: Iterable[str]) -> LabelArrays:
     An array of labels has one dimension, whole numbers or texts, and the length of an array in its
     folder; beside epochs it may have other numbers, or columns, where its name has a word such as
     `y` or `labels`. Of several the one is taken whose name is that of the epochs but for such
-    words and `X`; beside an array that is no epochs its name must have one.
+    words and `X`; beside an array that is no epochs its name must have one. A file of MATLAB that
+    is called `label` is of the trials of the others in its folder.
     """
+    rels = list(rels)
     arrays = [rel for rel in rels if find_suffix(rel) == ".npy"]
     shapes = {rel: _read_shape(source, rel) for rel in arrays}
     places = {_name_place(rel, shape) for rel, shape in shapes.items() if len(shape) > 1}
     epochs = {rel: _name_place(rel, shape) for rel, shape in shapes.items() if len(shape) == 3}
     flat = _list_flat_arrays(source, places, set(epochs.values())) if places else {}
-    of_epochs = _pair_labels(epochs, flat)
-    named = set(filter(_is_named_label, chain.from_iterable(flat.values())))
+    of_epochs = _pair_labels(epochs, flat) | _pair_matlab(source, rels)
+    named = {rel for rel in chain.from_iterable(flat.values()) if _is_named_label(rel)}
     return LabelArrays(of_epochs, named - set(of_epochs.values()))
 
 
@@ -276,6 +278,27 @@ def _pair_labels(epochs: Mapping[str, Place], flat: Mapping[Place, list[str]]) -
         if len(chosen) == 1:
             pairs[rel] = chosen[0]
     return pairs
+
+
+def _pair_matlab(source: Source, rels: Sequence[str]) -> dict[str, str]:
+    """File of MATLAB with trials -> the file with their labels."""
+    pairs: dict[str, str] = {}
+    for rel in source.files:
+        if find_suffix(rel) == ".mat" and LABEL_WORDS.issuperset(_list_words(rel)):
+            folder = PurePosixPath(rel).parent
+            others = [o for o in rels if o != rel and PurePosixPath(o).parent == folder]
+            others = [o for o in others if find_suffix(o) == ".mat" and o in source.files]
+            if others and _has_trials(source.path(others[0])):
+                pairs |= dict.fromkeys(others, rel)
+    return pairs
+
+
+def _has_trials(path: Path) -> bool:
+    try:
+        return bool(matlab.read_trials(path, ARRAY_LABELS | TIME_WORDS))
+    except UserError as error:  # its unit reports that
+        raise_system_error(error)
+        return False
 
 
 def _name_place(rel: str, shape: tuple[int, ...]) -> Place:
@@ -397,14 +420,19 @@ def _load_npy(path: Path) -> np.ndarray:
         return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
-def read_mat(path: Path, rel: str, info: RecordingInfo) -> Record:
-    """An array of a MATLAB file, as `read_npy`; epochs may also be the last of three dimensions."""
+def read_mat(path: Path, rel: str, info: RecordingInfo, labels: Path | None = None) -> Record:
+    """An array of a MATLAB file, as `read_npy`; epochs may also be the last of three dimensions.
+
+    `labels`: the file with those of trials, which hold none themselves.
+    """
     with locate_errors(rel):
         trials = _read_trials(path, info)
         if trials:
-            labels = matlab.read_vector(path, ARRAY_LABELS, len(trials))
+            classes = matlab.read_vector(path, ARRAY_LABELS, len(trials))
+            if classes is None and labels:
+                classes = _read_trial_labels(labels, len(trials))
             info = _read_names(path, info, next(iter(trials.values())))
-            return _make_trials(trials, rel, info, labels)
+            return _make_trials(trials, rel, info, classes)
         values, names = find_samples(path, info)
         if names:
             info = _name_channels(info, names, values.shape)
@@ -417,8 +445,9 @@ def read_mat(path: Path, rel: str, info: RecordingInfo) -> Record:
         if values.ndim == 3:
             if _has_epochs_last(values.shape, info):
                 values = np.moveaxis(values, 2, 0)
-            labels = matlab.read_labels(path, ARRAY_LABELS, len(values))
-            return _make_epochs(values, rel, info, labels)
+            return _make_epochs(
+                values, rel, info, matlab.read_labels(path, ARRAY_LABELS, len(values))
+            )
         turned = is_turned(values.shape, info)
         return _make_mat_record(path, rel, info, values.T if turned else values)
 
@@ -431,6 +460,18 @@ def check_samples(path: Path, info: RecordingInfo) -> None:
 
 def _read_trials(path: Path, info: RecordingInfo) -> dict[str, np.ndarray]:
     return {} if info.variable else matlab.read_trials(path, ARRAY_LABELS | TIME_WORDS)
+
+
+def _read_trial_labels(path: Path, count: int) -> np.ndarray:
+    """The labels of `count` trials in a file beside theirs. Raises UserError: dimensions."""
+    labels = matlab.read_vector(path, ARRAY_LABELS, None)
+    if labels is None or len(labels) != count:
+        problem = f"{0 if labels is None else len(labels)} labels in {safe_text(path.name)}"
+        hint = "Move that file elsewhere where it is not of these trials"
+        raise input_error(
+            Reason.DIMENSIONS, problem, f"expected one for each of {count} arrays", hint
+        )
+    return labels
 
 
 def _read_names(path: Path, info: RecordingInfo, values: np.ndarray) -> RecordingInfo:

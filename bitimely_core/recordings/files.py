@@ -26,7 +26,13 @@ from bitimely_core.formats.source import Source, locate_errors, report_unclaimed
 from bitimely_core.formats.stage_texts import EPOCH
 from bitimely_core.formats.table_facts import TableFacts, looks_like_samples
 from bitimely_core.recordings import readers, unmatched
-from bitimely_core.recordings.arrays import check_samples, find_label_arrays, find_rate, read_npy
+from bitimely_core.recordings.arrays import (
+    check_samples,
+    find_label_arrays,
+    find_rate,
+    read_mat,
+    read_npy,
+)
 from bitimely_core.recordings.channels import list_choices, list_plain
 from bitimely_core.recordings.folder_tables import (
     PARTICIPANTS,
@@ -100,6 +106,7 @@ LABELS_ALONE = Finding(
     'Say whose they are: labels = "folder/{stem}*" in [[files]] of the map',
 )
 PHYSIOLOGY = re.compile(r"_physio\.tsv\.gz$")  # of BIDS, read where nothing else is
+ARRAY_READERS = {"npy": read_npy, "mat": read_mat}
 # names of files that state a subject: of BIDS and of the EEG corpus of Temple University
 BIDS = re.compile(r"(?:^|/)sub-([A-Za-z0-9]+)(?=[_/])")
 TEMPLE = re.compile(r"(?:^|/)([a-z]{8})_s\d{3}_t\d{3}\.edf$")
@@ -719,8 +726,8 @@ def make_unit(
         info = replace(info, rate=_require_rate(source, rel, kind, info))
     files += [*_list_companions(source, rel), *info.annotation_files]
     read: Callable[..., Record | Records] = readers.READERS[kind]
-    if kind == "npy" and info.annotation_files:  # epochs with their classes
-        read = partial(read_npy, labels=source.path(info.annotation_files[-1]))
+    if kind in {"npy", "mat"} and info.annotation_files:  # epochs or trials with their classes
+        read = partial(ARRAY_READERS[kind], labels=source.path(info.annotation_files[-1]))
     elif info.series:
         read = read_series
     return IngestUnit(
