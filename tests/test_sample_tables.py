@@ -1667,7 +1667,7 @@ def test_a_column_of_lists_and_a_series_without_names_say_what_to_do(tmp_path: P
     options = {"map": str(tmp_path / "map.toml")}
     with pytest.raises(UserError) as caught:
         ingest("generic", raw, tmp_path / "cache", options=options)
-    assert "no names of columns" in str(caught.value.report)
+    assert "no column that matches 'x*', found 'channel 1'" in str(caught.value.report)
     # as the refusals say
     pd.read_csv(raw / "t.csv", header=None).add_prefix("x").to_csv(raw / "t.csv", index=False)
     samples = pd.DataFrame(frame.pop("signal").tolist()).add_prefix("x")
@@ -1694,3 +1694,19 @@ def test_damage_is_named_with_what_to_do(tmp_path: Path) -> None:
     assert {name for name in status if status[name] == "quarantined"} == {"cut", "twice"}
     assert len(status) == 5
     assert "repeats the names of the columns" in messages(tmp_path)
+
+
+def test_rows_without_names_of_columns_are_recordings(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()  # heartbeats of MIT-BIH as they are shared: 187 samples, a class
+    values = np.random.default_rng(3).random((120, 100)).round(4)
+    values[:, 99] = np.arange(120) % 3
+    np.savetxt(tmp_path / "raw" / "beats.csv", values, delimiter=",")
+    text = write_template(scan_folder(tmp_path / "raw"))
+    stated = [line[2:] for line in text.splitlines() if line.startswith(("# series", "# label_c"))]
+    lines = ["[[files]]", 'pattern = "*.csv"', "rate = 125", *stated]
+    (tmp_path / "map.toml").write_text("\n".join(lines))
+    ingest("generic", tmp_path / "raw", tmp_path / "cache", options={"map": tmp_path / "map.toml"})
+    records = list(open_cache(tmp_path / "cache").records())
+    assert [record.attributes["label"] for record in records] == ["0", "1", "2"] * 40
+    for record, row in zip(records, values, strict=True):
+        np.testing.assert_allclose(record.signals[0].samples, row[:99], atol=1e-6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -593,11 +593,13 @@ def read_series(path: Path, rel: str, info: RecordingInfo) -> Records:
             wanted = "expected `rate` in [[files]] of the map"
             raise input_error(Reason.CONFIG, "has no sampling rate", wanted)
         info = replace(info, delimiter=info.delimiter or sniffer.find_delimiter(path))
-        samples = _find_sample_columns(path, info)
-        key = [info.columns["id"]] if "id" in info.columns else []
+        first = tables.read_names(path, delimiter=info.delimiter)
+        headed = not all(map(tables.NUMBER.fullmatch, first))
+        names = first if headed else [f"channel {n}" for n in range(1, len(first) + 1)]
+        samples = _find_sample_columns(names, info)
         columns = [*info.columns.values(), *samples]
         records, faults = parse_rows(
-            tables.read_rows(path, columns, key=key, delimiter=info.delimiter),
+            _list_rows(path, info, columns) if headed else _list_bare(path, info, names, columns),
             partial(_make_series_record, samples=samples, info=info),
         )
     account = account_rows(rel, "segments", len(records) + len(faults), faults)
@@ -615,14 +617,32 @@ def read_series(path: Path, rel: str, info: RecordingInfo) -> Records:
     return Records(records=records, rows=[account], findings=findings)
 
 
-def _find_sample_columns(path: Path, info: RecordingInfo) -> list[str]:
+def _list_rows(
+    path: Path, info: RecordingInfo, columns: Sequence[str]
+) -> Iterator[tables.TableRow | Finding]:
+    """These columns of a table with a recording a row."""
+    key = [info.columns["id"]] if "id" in info.columns else []
+    return tables.read_rows(path, columns, key=key, delimiter=info.delimiter)
+
+
+def _list_bare(
+    path: Path, info: RecordingInfo, names: Sequence[str], columns: Sequence[str]
+) -> Iterator[tables.TableRow | Finding]:
+    """As `_list_rows`, of a table whose first line is a row, too. Raises UserError: schema."""
+    if missing := [column for column in columns if column not in names]:
+        problem = f"has no column {safe_text(missing[0])}"
+        wanted = f"its columns have no names and are called {names[0]} to {names[-1]}"
+        raise input_error(Reason.SCHEMA, problem, wanted)
+    places = [names.index(column) for column in columns]
+    first = tables.TableRow(1, tuple(tables.read_names(path, delimiter=info.delimiter)))
+    for row in chain([first], tables.read_rows(path, delimiter=info.delimiter)):
+        if isinstance(row, tables.TableRow):
+            row = tables.TableRow(row.row, tuple(row.cells[place] for place in places))
+        yield row
+
+
+def _find_sample_columns(columns: Sequence[str], info: RecordingInfo) -> list[str]:
     """The columns that match `info.series`. Raises UserError: schema."""
-    columns = tables.read_names(path, delimiter=info.delimiter)
-    if all(map(tables.NUMBER.fullmatch, columns)):
-        problem, wanted = "has no names of columns in its first line", "found numbers"
-        hint = "Write them above it: pandas.read_csv(FILE, header=None).add_prefix('x')"
-        hint += '.to_csv(FILE, index=False) in Python, and series = "x*"'
-        raise input_error(Reason.HEADER, problem, wanted, hint, row=1)
     others = info.columns.values()
     samples = [
         name for name in columns if fnmatch.fnmatchcase(name, info.series) and name not in others
@@ -670,7 +690,14 @@ def _list_attributes(
     """The attributes of the map, with the label and the value of a row that has them."""
     attributes: dict[str, AttributeValue] = dict(info.attributes)
     if not is_missing(label):
-        attributes["label"] = label
+        attributes["label"] = _name_class(label)
     if value is not None:
         attributes["value"] = value
     return attributes
+
+
+def _name_class(label: str) -> str:
+    """The class in a cell: 2 of 2.0 and of 2.000e+00, as numpy and pandas write it."""
+    if tables.NUMBER.fullmatch(label) and not label.lstrip("+-").isdecimal():
+        return f"{float(label):.12g}"
+    return label

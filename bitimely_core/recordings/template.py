@@ -57,6 +57,7 @@ NIGHTS = 20  # of a group whose annotations are read
 ROWS = 1000  # of a table
 GROUPS = 12  # folders and endings in groups of their own
 FOLDERS = 3  # that hold the same, from which on one pattern stands for all
+WIDE = 64  # columns, from which on each may be a sample
 LISTED = 60  # channels of a group
 ASSUMED_RATE = 1.0  # Hz, of files that state none
 NAMED_RATE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)[ _-]?hz(?![a-z])", re.IGNORECASE)
@@ -443,7 +444,20 @@ def _describe_columns(source: Source, rels: Sequence[str]) -> list[str]:
     is_timed = all(facts.found_rate for facts in sniffed)
     head += _describe_clock(first) if is_timed else [_propose_rate(rels)]
     head += [f"subject_column = {quoted}  # a recording for each value" for quoted in person]
+    head += [] if is_timed else _propose_series(list_channel_names(first))
     return [*head, "# channels:", *lines, f"channels = [{', '.join(common)}]"]
+
+
+def _propose_series(names: Sequence[str]) -> list[str]:
+    """Lines for a table without a clock whose columns may be the samples of a recording a row."""
+    if len(names) < WIDE:
+        return []
+    stem = re.sub(r"\d+$", "", names[len(names) // 2])
+    return [
+        f"# series = {_quote(glob.escape(stem) + '*')}  # TO STATE in place of channels, where a row "
+        "is a recording and these columns are its samples",
+        f"# label_column = {_quote(names[-1])}  # the column with their classes",
+    ]
 
 
 def _list_common(
