@@ -174,6 +174,8 @@ def test_classes_of_recordings_and_subjects_are_read_from_two_tables(folder: Pat
         write_recording(folder / f"{name}.csv", seed)
     (folder / "labels.csv").write_text("file,label\nS1_a,x\nS1_b.csv,y\nS2_a,x\nS2_b,y\n")
     (folder / "people.csv").write_text("subject,group\nS1,c\nS2,c\nS3,d\nS4,d\n")
+    report = ingest("generic", folder, folder.parent / "cache")
+    assert report["use"]["files_left"] == []
     records = read_folder(folder)
     assert [records[name].attributes.get("label") for name in names] == ["x", "y", "x", "y", None]
     assert [records[name].subject_id for name in names] == ["S1", "S1", "S2", "S2", "S3"]

@@ -18,7 +18,7 @@ from bitimely_core.formats import tables
 from bitimely_core.formats.sniffer import find_delimiter
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.text import list_first
-from bitimely_core.recordings.folder_tables import is_missing
+from bitimely_core.recordings.folder_tables import TableFindings, is_missing
 from bitimely_core.recordings.mapping import (
     CLASSES,
     PARTS,
@@ -28,6 +28,7 @@ from bitimely_core.recordings.mapping import (
     fold_subject,
     strip_suffix,
 )
+from bitimely_core.types import SourceRows
 
 MOST_CLASSES = 50  # distinct texts of a column
 LARGEST_TABLE = 1 << 26  # bytes
@@ -44,7 +45,7 @@ class ReferenceTable(NamedTuple):
 
     rule: TableRule | None  # None: it is not clear which column is meant
     headed: bool  # else its first line is a row, whose cells are the names in `rule`
-    findings: list[Finding]
+    findings: TableFindings
     people: str  # the table of subjects; "": none
     subjects: dict[str, str]  # recording -> subject, of that table
 
@@ -72,6 +73,7 @@ class ReferenceColumns(NamedTuple):
     subject: str  # the column that says whose the recordings are; "": none
     cells: dict[str, list[str]]  # of the other columns, without empty ones
     classes: list[str]  # columns that can hold classes
+    rows: int = 0  # of a table of subjects
     has_visits: bool = False  # several rows a subject, of which only the subject is read
 
     @property
@@ -127,6 +129,7 @@ def find_reference_table(
         findings = list(reference.findings)
         if reference.rule is None or candidates:
             findings.append(_report_table(people, "", alone=True))
+            findings.append(SourceRows(file=people.file, seen=people.rows))
         return reference._replace(findings=findings, people=people.file, subjects=people.bearers)
     return _choose_reference(candidates)
 
@@ -137,7 +140,7 @@ def _choose_reference(candidates: Sequence[ReferenceColumns]) -> ReferenceTable:
     if len(choices) == 1:
         table, label = choices[0]
         return _make_reference(table, label)
-    findings = [_report_choice(choices)] if choices else []
+    findings: TableFindings = [_report_choice(choices)] if choices else []
     stated = [table for table in candidates if table.subject]
     if stated:
         return _make_reference(stated[0], "", findings)
@@ -145,7 +148,7 @@ def _choose_reference(candidates: Sequence[ReferenceColumns]) -> ReferenceTable:
 
 
 def _make_reference(
-    table: ReferenceColumns, label: str, findings: Sequence[Finding] = ()
+    table: ReferenceColumns, label: str, findings: Sequence[SourceRows | Finding] = ()
 ) -> ReferenceTable:
     """The table with the rule by which it is read; `label`: its column of classes, or none."""
     rule = TableRule(
@@ -285,6 +288,7 @@ def _find_subjects(
         subject=key,
         cells=filled,
         classes=[] if has_visits else _find_class_columns(filled),
+        rows=len(columns[key]),
         has_visits=has_visits,
     )
 
