@@ -192,6 +192,15 @@ def test_a_map_that_is_written_reads_the_same_subjects(folder: Path) -> None:
     assert [records[name].subject_id for name in sorted(records)] == ["S1", "S1", "S2", "S2"]
 
 
+def test_names_of_the_corpus_of_temple_university_state_subjects(folder: Path) -> None:
+    names = ["aaaaaaac_s001_t000", "aaaaaaac_s002_t000", "aaaaaaad_s001_t001"]
+    for seed, name in enumerate(names):
+        with pyedflib.EdfWriter(str(folder / f"{name}.edf"), 1) as writer:
+            writer.setLabel(0, "EEG")
+            writer.writeSamples([np.random.default_rng(seed).normal(0, 50, 300)])
+    assert list(list_subjects(folder).values()) == ["aaaaaaac", "aaaaaaac", "aaaaaaad"]
+
+
 def test_subjects_of_edf_files_are_read_and_classes_are_not(folder: Path) -> None:
     for name in ("S1/n1", "S1/n2", "S2/n1", "S2/n2"):
         path = folder / f"{name}.edf"

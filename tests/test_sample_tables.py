@@ -1710,3 +1710,14 @@ def test_rows_without_names_of_columns_are_recordings(tmp_path: Path) -> None:
     assert [record.attributes["label"] for record in records] == ["0", "1", "2"] * 40
     for record, row in zip(records, values, strict=True):
         np.testing.assert_allclose(record.signals[0].samples, row[:99], atol=1e-6)
+
+
+def test_pressures_leave_the_other_channels_readable(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    rows = [f"{k},{60 + k % 7},{120 + k % 9}/{80 - k % 5}" for k in range(200)]
+    (tmp_path / "raw" / "p.csv").write_text("\n".join(["time (s),HR,BP", *rows]) + "\n")
+    report = ingest("generic", tmp_path / "raw", tmp_path / "cache")
+    (record,) = open_cache(tmp_path / "cache").records()
+    assert [signal.channel for signal in record.signals] == ["HR"]
+    np.testing.assert_array_equal(record.signals[0].samples, 60 + np.arange(200) % 7)
+    assert "not channels: 'BP'" in str(report["reasons"])
