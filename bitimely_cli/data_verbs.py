@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -210,7 +211,7 @@ def _show_findings(
     told = {round_message(reason.message) for reason in report.reasons}
     screen.print_findings(
         [
-            *(reason for unit in report.units for reason in unit.reasons),
+            *(chain.from_iterable(unit.reasons for unit in report.units)),
             *report.reasons,
             *(finding for finding in unpublished if round_message(finding.message) not in told),
         ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import typer
@@ -60,7 +61,9 @@ def convert_usage_error(error: Any) -> UserError:
 
 
 def _list_options(command: Any) -> list[str]:
-    return [] if command is None else [name for item in command.params for name in item.opts]
+    return (
+        [] if command is None else list(chain.from_iterable(item.opts for item in command.params))
+    )
 
 
 def _suggest_help(context: Any) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Literal
 
 from bitimely_core import __version__
@@ -156,7 +157,7 @@ def _list_reasons(
     units: Iterable[UnitReport], reasons: Iterable[FindingRecord]
 ) -> list[FindingRecord]:
     """The reasons of the units, then those of the data set."""
-    return [*(reason for unit in units for reason in unit.reasons), *reasons]
+    return [*(chain.from_iterable(unit.reasons for unit in units)), *reasons]
 
 
 def find_refusal(report: IngestReport, *, strict: bool, max_bad: float) -> UserError | None:

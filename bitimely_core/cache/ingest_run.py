@@ -139,7 +139,9 @@ class IngestRun:
                 raise
         dropped = [unit for unit in self.units if unit.name in names]
         self.units = [unit for unit in self.units if unit.name not in names]
-        self.left_out = {file for unit in dropped for file in unit.files} - self.unit_files
+        self.left_out = (
+            set(itertools.chain.from_iterable(unit.files for unit in dropped)) - self.unit_files
+        )
         self.reasons += [
             Finding(
                 Reason.LEFT_OUT,
@@ -201,7 +203,7 @@ class IngestRun:
     @property
     def unit_files(self) -> set[str]:
         """Files of units."""
-        return {file for unit in self.units for file in unit.files}
+        return set(itertools.chain.from_iterable(unit.files for unit in self.units))
 
     @property
     def tables(self) -> set[str]:
@@ -241,7 +243,9 @@ class IngestRun:
             sha256=shards.hash_lines(f"{digest}  {name}" for name, digest in self.hashes.items()),
             sha256sums=self.checksum_status,
         )
-        rows = [row for _, entry in sorted(self.entries.items()) for row in entry.rows]
+        rows = list(
+            itertools.chain.from_iterable(entry.rows for _, entry in sorted(self.entries.items()))
+        )
         report = ingest_report.build_report(
             self.dataset,
             source,

@@ -12,6 +12,7 @@ import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -445,9 +446,9 @@ def _make_task(
     run: IngestRun, group: list[IngestUnit], identity: str, earlier: CachedPart
 ) -> IngestTask:
     names = [unit.name for unit in group]
-    sources = {file for unit in group for file in unit.files}
+    sources = set(chain.from_iterable(unit.files for unit in group))
     previous = _select(earlier.units, names)
-    shard_files = {file for entry in previous.values() for file in entry.shard}
+    shard_files = set(chain.from_iterable(entry.shard for entry in previous.values()))
     return IngestTask(
         group=storage.fingerprint(names)[:16],
         units=tuple(group),

@@ -95,7 +95,7 @@ def summarize_use(
     channels: Counter[str] = Counter()
     for entry in entries.values():
         channels.update(entry.channels)
-    recordings = [row for entry in entries.values() for row in entry.recordings]
+    recordings = list(itertools.chain.from_iterable(entry.recordings for entry in entries.values()))
     attributes = itertools.chain.from_iterable(row.attributes for row in recordings)
     reports = [entry.report for entry in entries.values() if entry.report]
     findings = itertools.chain(reasons, *(report.reasons for report in reports))

@@ -148,7 +148,7 @@ def _find_unchanged(entries: dict[str, CachedUnit], task: IngestTask) -> dict[st
         for name, previous in task.previous.items()
         if previous.key and previous.key == entries[name].key
     }
-    used = {name for entry in unchanged.values() for name in entry.shard}
+    used = set(itertools.chain.from_iterable(entry.shard for entry in unchanged.values()))
     intact: set[str | None] = {None}
     for name, facts in task.files.items():
         stored = {"files": {name: facts.model_dump()}}
@@ -341,7 +341,7 @@ def _read_unit(
         return _quarantine_unit(unit, entry, describe_failure(error, task.root, file)), []
     records = content.records
     tables = list(map(report_rows, content.rows))
-    of_records = [finding for record in records for finding in record.findings]
+    of_records = list(itertools.chain.from_iterable(record.findings for record in records))
     findings = _make_relative([*unit.findings, *content.findings, *of_records], task.root)
     if all(finding.level == "info" for finding in findings):
         findings += _warn_of_lost_rows(tables, file)

@@ -11,6 +11,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,7 +102,9 @@ def related_phecodes(
         every.update(*table.values())
     related = {}
     for label, phecodes in defining.items():
-        items = [item for phecode in phecodes for item in codemap.exclusions.get(phecode, ())]
+        items = list(
+            chain.from_iterable(codemap.exclusions.get(phecode, ()) for phecode in phecodes)
+        )
         related[label] = frozenset(phecode for phecode in every if is_excluded(phecode, items))
     return related
 

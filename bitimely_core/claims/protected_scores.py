@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from math import ceil
 from typing import NamedTuple, TypeVar
 
@@ -286,7 +286,7 @@ def has_few_events(groups: RiskGroups) -> bool:
 
 def has_withheld(groups: RiskGroups) -> bool:
     """Whether any count of the thirds is withheld."""
-    points = [point for group in groups.groups for point in group.points]
+    points = list(chain.from_iterable(group.points for group in groups.groups))
     return not points or any(None in (point.at_risk, point.events) for point in points)
 
 

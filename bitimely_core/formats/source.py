@@ -13,6 +13,7 @@ import stat
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import NamedTuple
@@ -461,7 +462,7 @@ def report_unclaimed(
     There is one for each ending. `units` holds the files of each unit; `hints`: ending -> what to
     do with such files.
     """
-    claimed = {rel for files in units.values() for rel in files.values()}
+    claimed = set(chain.from_iterable(files.values() for files in units.values()))
     by_ending: dict[str, list[str]] = {}
     for rel in source.files:
         name = PurePosixPath(rel).name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
+from itertools import chain
 
 from bitimely_core.formats.clocks import WORDS
 from bitimely_core.formats.table_facts import Column
@@ -45,7 +46,7 @@ def _is_below(line: str, columns: Sequence[Column], shape: TableShape) -> bool:
 
 def find_cell_units(lines: Sequence[str]) -> tuple[str, ...]:
     """Units behind numbers in at least half of the lines, as `97%` and `62 bpm` have them."""
-    counts = Counter(unit for line in lines for unit in set(SUFFIX.findall(line)))
+    counts = Counter(chain.from_iterable(set(SUFFIX.findall(line)) for line in lines))
     often = (unit for unit, count in counts.items() if 2 * count >= len(lines))
     return tuple(sorted(unit for unit in often if unit.lower() in CHANNEL_UNITS or find_unit(unit)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from bitimely_core.errors import safe_text
@@ -133,7 +134,7 @@ def _has_labels(facts: TableFacts) -> bool:
     """Whether a column holds texts, or is called as one of labels."""
     if any(column.kind in {"text", "label"} for column in facts.columns):
         return True
-    words = {word for column in facts.columns for word in clocks.split_words(column.header)}
+    words = set(chain.from_iterable(clocks.split_words(column.header) for column in facts.columns))
     # a device that marks events has numbers in a column of that name
     marks = {"event"} if len(facts.list_channels()) > 2 else set()
     return not LABEL_WORDS.isdisjoint(words - marks)

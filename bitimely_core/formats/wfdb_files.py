@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date, datetime, time
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -179,7 +179,7 @@ def _list_channels(
     """The first channel of each name: those of the layout, then by segment and number."""
     channels = {channel.name: channel for channel in layout}
     for part in parts:
-        inner = [channel for group in part.groups for channel in group.channels]
+        inner = list(chain.from_iterable(group.channels for group in part.groups))
         for channel in sorted(inner, key=attrgetter("number")):
             channels.setdefault(channel.name, channel)
     return tuple(channels.values())

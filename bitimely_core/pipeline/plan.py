@@ -406,7 +406,7 @@ class PlanBuilder:
         """The stages of every cell in every block, for every test fold."""
         recipe = self.recipe
         blocks = recipe.block or (RecipeBlock(),)
-        views = [view for block in blocks for view in _views(recipe, block)]
+        views = list(itertools.chain.from_iterable(_views(recipe, block) for block in blocks))
         for block, cell in itertools.product(blocks, _list_cells(recipe)):
             for fold in recipe.folds or (None,):
                 self.add_cell(block, cell, views, fold)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import compress, pairwise
+from itertools import chain, compress, pairwise
 from operator import and_, not_
 from typing import NamedTuple
 
@@ -60,7 +60,7 @@ def select_annotations(
     rules = info.label_rules
     inside = LabelSource(rel, list(notes), is_free=True)
     sources = [inside, LabelSource("the tables", list(info.notes)), *channels]
-    findings += [finding for source in channels for finding in source.findings]
+    findings += list(chain.from_iterable(source.findings for source in channels))
     for file in info.label_files:
         source = read_label_file(file, time, rules)
         findings += source.findings

@@ -283,14 +283,19 @@ def _pair_labels(epochs: Mapping[str, Place], flat: Mapping[Place, list[str]]) -
 def _pair_matlab(source: Source, rels: Sequence[str]) -> dict[str, str]:
     """File of MATLAB with trials -> the file with their labels."""
     pairs: dict[str, str] = {}
-    for rel in source.files:
-        if find_suffix(rel) == ".mat" and LABEL_WORDS.issuperset(_list_words(rel)):
-            folder = PurePosixPath(rel).parent
-            others = [o for o in rels if o != rel and PurePosixPath(o).parent == folder]
-            others = [o for o in others if find_suffix(o) == ".mat" and o in source.files]
+    matlab_files = [rel for rel in source.files if find_suffix(rel) == ".mat"]
+    for rel in matlab_files:
+        if LABEL_WORDS.issuperset(_list_words(rel)):
+            others = _list_beside(rel, set(rels).intersection(matlab_files))
             if others and _has_trials(source.path(others[0])):
                 pairs |= dict.fromkeys(others, rel)
     return pairs
+
+
+def _list_beside(rel: str, rels: Iterable[str]) -> list[str]:
+    """The other files in the folder of `rel`."""
+    folder = PurePosixPath(rel).parent
+    return sorted(other for other in rels if other != rel and PurePosixPath(other).parent == folder)
 
 
 def _has_trials(path: Path) -> bool:

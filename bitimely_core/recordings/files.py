@@ -226,8 +226,7 @@ def list_units(
     table_file = chosen.table.path if chosen.table else PARTICIPANTS
     findings, rows = _read_table(source, chosen, headed=reference.headed)
     yield from findings
-    if reference.is_of_subjects:
-        rows = _assign_rows(rows, reference.subjects, keys)
+    rows = _assign_rows(rows, reference, keys)
     for rel in recordings:
         yield from unmatched.drop_torn_rows(rel, keys.keys[rel], rows, table_file)
     notes = lists.notes
@@ -567,12 +566,14 @@ def _read_table(
 
 
 def _assign_rows(
-    rows: Mapping[str, Attributes], subjects: Mapping[str, str], keys: RecordingKeys
+    rows: dict[str, Attributes], reference: ReferenceTable, keys: RecordingKeys
 ) -> dict[str, Attributes]:
-    """The rows of a table of subjects for their recordings, and those of other subjects.
-
-    `subjects`: recording -> subject.
+    """The rows of a table of recordings; those of a table of subjects for their recordings, with
+    those of other subjects.
     """
+    if not reference.is_of_subjects:
+        return rows
+    subjects = reference.subjects
     used = set(subjects.values())
     others = {subject: row for subject, row in rows.items() if subject not in used}
     return others | {
@@ -614,7 +615,7 @@ def _report_unmatched(
 ) -> Iterator[Finding]:
     """Warnings about recordings without a subject or a row, and about rows of no recording."""
     yield from unmatched.report_lone_recordings(infos)
-    names = {key for rel in infos for key in keys.keys[rel]}
+    names = set(itertools.chain.from_iterable(keys.keys[rel] for rel in infos))
     subjects = {info.subject_id for info in infos.values()}
     file = chosen.table.path if chosen.table else PARTICIPANTS
     yield from unmatched.report_unknown_rows("the table", file, labels.rows, names | subjects, keys)
@@ -635,8 +636,7 @@ def describe_recording(
     """
     chosen, labels, options = folder.chosen, folder.labels, folder.options
     groups = search_groups(rule.match, rel)
-    named = BIDS.search(rel) or TEMPLE.search(rel)
-    subject = groups.get("subject") or rule.subject or (named[1] if named else "")
+    subject = groups.get("subject") or rule.subject or _find_named_subject(rel)
     row = labels.find_row([*keys, subject])
     notes = labels.list_notes(keys)
     is_numeric = chosen.annotations is not None and bool(chosen.annotations.value)
@@ -653,6 +653,12 @@ def describe_recording(
         keep_phi=bool(options.get("keep_phi")),
     )
     return apply_rule(info, rule)
+
+
+def _find_named_subject(rel: str) -> str:
+    """The subject that the name of a file states in the way of its data set; "": none."""
+    named = BIDS.search(rel) or TEMPLE.search(rel)
+    return named[1] if named else ""
 
 
 def apply_rule(info: RecordingInfo, rule: FileRule) -> RecordingInfo:
@@ -792,11 +798,11 @@ def _list_companions(source: Source, rel: str) -> list[str]:
     if not endings:
         return list_later_parts(source, rel)
     stem = strip_suffix(rel)
-    spellings = [
-        spelling
-        for ending in endings
-        for spelling in (ending, ending.upper(), f".{ending[1:].capitalize()}")
-    ]
+    spellings = list(
+        itertools.chain.from_iterable(
+            (ending, ending.upper(), f".{ending[1:].capitalize()}") for ending in endings
+        )
+    )
     names = [name for spelling in spellings if source.lists(name := stem + spelling)]
     if find_suffix(rel) == ".vhdr":  # one that is copied beside it later makes it another unit
         folder = PurePosixPath(rel).parent

@@ -120,14 +120,14 @@ def read_attributes(
         rows.insert(0, (key, dict(columns)))
     account = _account(table.path, len(rows) + len(faults), faults)
     others = _list_spellings(row for _, row in rows) if table.file else {}
-    if others:
-        account.append(_report_spellings(table, others))
-        rows = [
-            (name, {**row, "subject": others[subject]} if subject in others else row)
-            for name, row in rows
-            for subject in [str(row.get("subject", ""))]
-        ]
-    return account, dict(rows)
+    account += [_report_spellings(table, others)] if others else []
+    return account, {name: _spell_subject(row, others) for name, row in rows}
+
+
+def _spell_subject(row: Attributes, others: Mapping[str, str]) -> Attributes:
+    """A row with the first spelling of its subject; `others`: further spelling -> first."""
+    subject = str(row.get("subject", ""))
+    return {**row, "subject": others[subject]} if subject in others else row
 
 
 def _list_spellings(rows: Iterable[Attributes]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from itertools import chain
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -135,7 +136,7 @@ def list_shared_labels(beside: Iterable[Sequence[LabelFile]]) -> tuple[LabelFile
 def join_units(info: RecordingInfo, parts: Sequence[IngestUnit]) -> IngestUnit:
     """The unit of a recording in several files; without `read` where one of them is faulty."""
     labels = [file.rel for file in info.label_files]
-    files = tuple(dict.fromkeys([*(file for part in parts for file in part.files), *labels]))
+    files = tuple(dict.fromkeys([*(chain.from_iterable(part.files for part in parts)), *labels]))
     faults = tuple(finding for part in parts if part.read is None for finding in part.findings)
     reads = tuple((part.files[0], part.read) for part in parts if part.read is not None)
     read = None if faults else partial(join_records, info, reads)
@@ -201,7 +202,7 @@ def _place_parts(parts: Sequence[PlacedPart], first: datetime | None) -> list[Pl
     placed: list[PlacedPart] = []
     for part in sorted(parts, key=lambda part: onsets[part.file]):
         onset = onsets[part.file]
-        edges = [edge for other in placed for edge in _list_edges(part, other)]
+        edges = list(chain.from_iterable(_list_edges(part, other) for other in placed))
         near = [edge for edge in edges if abs(edge - onset) <= NEAR]
         placed.append(part._replace(onset=near[0] if near else onset))
     _require_no_overlap(placed)
@@ -219,7 +220,7 @@ def _list_edges(part: PlacedPart, other: PlacedPart) -> tuple[float, ...]:
 def _require_one_length(parts: Sequence[PlacedPart]) -> None:
     """Raises UserError for files without a start time that are no channels of one recording."""
     files = [part.file for part in parts]
-    counts = Counter(channel for part in parts for channel in part.channels)
+    counts = Counter(chain.from_iterable(part.channels for part in parts))
     again = [channel for channel, count in counts.items() if count > 1]
     if again:
         problem = f"hold {safe_text(again[0])} each, and one states no start time"

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -324,7 +325,7 @@ def _require_same_folder(names: Iterable[str]) -> None:
 
 def find_later_parts(source: Source, rels: Iterable[str]) -> set[str]:
     """Those of the files that are later parts of a FIF file among them."""
-    return {part for rel in rels for part in list_later_parts(source, rel)}
+    return set(chain.from_iterable(list_later_parts(source, rel) for rel in rels))
 
 
 def list_later_parts(source: Source, rel: str) -> list[str]:

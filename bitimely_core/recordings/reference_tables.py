@@ -120,18 +120,29 @@ def find_reference_table(
     """
     owners = _list_owner_names(set(keys.values()))
     stated = [table for rel in rels if (table := _find_table(source, rel, keys, owners))]
-    if not classes:
-        stated = [table._replace(classes=[]) for table in stated if table.subject]
+    stated = stated if classes else _leave_out_classes(stated)
     candidates = [table for table in stated if not table.is_of_subjects]
-    people = next((table for table in stated if table.is_of_subjects), None)
+    people = [table for table in stated if table.is_of_subjects]
     if people and not any(table.subject for table in candidates):
-        reference = _choose_reference(candidates or ([] if people.has_visits else [people]))
-        findings = list(reference.findings)
-        if reference.rule is None or candidates:
-            findings.append(_report_table(people, "", alone=True))
-            findings.append(SourceRows(file=people.file, seen=people.rows))
-        return reference._replace(findings=findings, people=people.file, subjects=people.bearers)
+        return _add_subjects(candidates, people[0])
     return _choose_reference(candidates)
+
+
+def _leave_out_classes(stated: Sequence[ReferenceColumns]) -> list[ReferenceColumns]:
+    """The tables with subjects, without their classes."""
+    return [table._replace(classes=[]) for table in stated if table.subject]
+
+
+def _add_subjects(
+    candidates: Sequence[ReferenceColumns], people: ReferenceColumns
+) -> ReferenceTable:
+    """The table of `candidates`, if there are any, with the subjects of the table `people`."""
+    reference = _choose_reference(candidates or ([] if people.has_visits else [people]))
+    reports = list(reference.findings)
+    if reference.rule is None or candidates:
+        reports.append(_report_table(people, "", alone=True))
+        reports.append(SourceRows(file=people.file, seen=people.rows))
+    return reference._replace(findings=reports, people=people.file, subjects=people.bearers)
 
 
 def _choose_reference(candidates: Sequence[ReferenceColumns]) -> ReferenceTable:
@@ -144,23 +155,22 @@ def _choose_reference(candidates: Sequence[ReferenceColumns]) -> ReferenceTable:
     stated = [table for table in candidates if table.subject]
     if stated:
         return _make_reference(stated[0], "", findings)
-    return NO_REFERENCE._replace(findings=findings)
+    return ReferenceTable(None, headed=True, findings=findings, people="", subjects={})
 
 
 def _make_reference(
     table: ReferenceColumns, label: str, findings: Sequence[SourceRows | Finding] = ()
 ) -> ReferenceTable:
     """The table with the rule by which it is read; `label`: its column of classes, or none."""
-    rule = TableRule(
+    table_rule = TableRule(
         path=table.file,
         file="" if table.is_of_subjects else table.key,
         subject=table.subject,
         label=label,
         delimiter=table.delimiter,
     )
-    return NO_REFERENCE._replace(
-        rule=rule, headed=table.headed, findings=[*findings, _report_table(table, label)]
-    )
+    reports = [*findings, _report_table(table, label)]
+    return ReferenceTable(table_rule, headed=table.headed, findings=reports, people="", subjects={})
 
 
 def _list_owner_names(rels: Iterable[str]) -> dict[str, OwnerNames]:
@@ -171,7 +181,7 @@ def _list_owner_names(rels: Iterable[str]) -> dict[str, OwnerNames]:
 def _split_name(parts: Sequence[str]) -> OwnerNames:
     """What may name the owner in the parts of a path."""
     beginnings = (part[: mark.start()] for part in parts for mark in MARK.finditer(part))
-    inside = (text for part in parts for text in INSIDE.findall(part))
+    inside = chain.from_iterable(INSIDE.findall(part) for part in parts)
     return OwnerNames(
         set(map(fold_subject, chain(parts, beginnings))), set(map(fold_subject, inside))
     )
@@ -278,7 +288,6 @@ def _find_subjects(
     is_used = [cell in used for cell in columns[key]]
     filled = _select_filled(text.names, columns.values(), is_used)
     del filled[key]
-    has_visits = sum(is_used) > len(used)
     return ReferenceColumns(
         rel,
         key,
@@ -287,9 +296,9 @@ def _find_subjects(
         delimiter=text.delimiter,
         subject=key,
         cells=filled,
-        classes=[] if has_visits else _find_class_columns(filled),
+        classes=_find_class_columns(filled) if sum(is_used) == len(used) else [],
         rows=len(columns[key]),
-        has_visits=has_visits,
+        has_visits=sum(is_used) > len(used),
     )
 
 

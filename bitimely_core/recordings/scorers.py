@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -106,7 +107,7 @@ def choose_scorer(
     first, *others = scorings
     compared = [_compare(first, other, epoch) for other in others]
     if not any(agreement.epochs for agreement in compared):  # each has scored another time
-        return sorted(note for scoring in scorings for note in scoring.stages)
+        return sorted(chain.from_iterable(scoring.stages for scoring in scorings))
     if not any(agreement.differing for agreement in compared):
         return _merge(scorings, findings)
     if wanted == CONSENSUS:

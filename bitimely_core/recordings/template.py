@@ -433,7 +433,7 @@ def _describe_columns(source: Source, rels: Sequence[str]) -> list[str]:
     if not sniffed:
         return [_propose_rate(rels)]
     first = sniffed[0]
-    counts = Counter(name for facts in sniffed for name in list_channel_names(facts))
+    counts = Counter(chain.from_iterable(list_channel_names(facts) for facts in sniffed))
     person = _find_person(source, rels[0], first)
     common = _list_common(first, counts, len(sniffed), person)
     lines = [
@@ -454,8 +454,8 @@ def _propose_series(names: Sequence[str]) -> list[str]:
         return []
     stem = re.sub(r"\d+$", "", names[len(names) // 2])
     return [
-        f"# series = {_quote(glob.escape(stem) + '*')}  # TO STATE in place of channels, where a row "
-        "is a recording and these columns are its samples",
+        f"# series = {_quote(glob.escape(stem) + '*')}  # TO STATE in place of channels, where a "
+        "row is a recording and these columns are its samples",
         f"# label_column = {_quote(names[-1])}  # the column with their classes",
     ]
 

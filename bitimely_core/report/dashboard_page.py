@@ -312,7 +312,7 @@ def pool_seeds(entries: Sequence[FolderEntry]) -> tuple[list[FolderEntry], list[
     """The rows of a table, runs that differ in their seed alone as one, and those runs with those
     of a run over folds or seeds, which is a row of its own.
     """
-    pooled = {name for entry in entries for name in entry.pooled[1:]}
+    pooled = set(itertools.chain.from_iterable(entry.pooled[1:] for entry in entries))
     arms: dict[str, list[FolderEntry]] = {}
     rows, members = [], []
     for number, entry in enumerate(entries):
@@ -484,7 +484,7 @@ def dashboard_page(reader: WorkspaceReader) -> Page:
 def describe_faults(reader: WorkspaceReader) -> list[str]:
     """Sentences on altered files, on folders that are damaged and on runs that are not finished."""
     entries = {name: entry for name, (_, entry) in reader.present.entries.items()}
-    lines = [line for entry in entries.values() for line in entry.changes]
+    lines = list(itertools.chain.from_iterable(entry.changes for entry in entries.values()))
     damaged = [f"{name} ({entry.damage})" for name, entry in entries.items() if entry.damage]
     if damaged:
         lines.append(f"Damaged, see bitimely verify: {', '.join(damaged)}.")

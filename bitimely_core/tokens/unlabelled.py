@@ -407,9 +407,11 @@ def _raise_error(error: UserError) -> Record:
 
 
 def _read_cached(path: Path, recording: str, plan: ReadingPlan) -> Record:
-    names = [
-        name for wanted in plan.options.read_channels for name in plan.mapping.list_names(wanted)
-    ]
+    names = list(
+        itertools.chain.from_iterable(
+            plan.mapping.list_names(wanted) for wanted in plan.options.read_channels
+        )
+    )
     is_derived = any(MINUS in name for name in names)
     records = open_cache(path, verify=False).records(
         None if is_derived else names, only=[recording], labels=plan.opens_labels

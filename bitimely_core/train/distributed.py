@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -287,4 +288,4 @@ def _report_failure(error: ChildFailedError, devices: int) -> int:
 
 def list_parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Parameters of every group, in order."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
+    return list(chain.from_iterable(group["params"] for group in optimizer.param_groups))

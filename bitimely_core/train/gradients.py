@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -94,11 +95,11 @@ class GradientSum:
         """Wait for the sums, and put them in the place of the gradients."""
         if not self.buckets:
             return
-        pairs = [
-            pair
-            for bucket in self.buckets
-            for pair in zip(bucket.parameters, bucket.pieces, strict=True)
-        ]
+        pairs = list(
+            chain.from_iterable(
+                zip(bucket.parameters, bucket.pieces, strict=True) for bucket in self.buckets
+            )
+        )
         used = torch.tensor([p.grad is not None for p, _ in pairs], dtype=torch.float32)
         dist.all_reduce(used)
         for bucket in self.buckets:

@@ -23,6 +23,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -189,7 +190,7 @@ def _make_optimizer(
 ) -> tuple[torch.optim.AdamW, list[str]]:
     """The optimizer of the parameters that are trained, and their names in its order."""
     groups = group_parameters(model, config.weight_decay)
-    names = [name for group in groups for name in group.pop("names")]
+    names = list(chain.from_iterable(group.pop("names") for group in groups))
     trained = groups or [{"params": [nn.Parameter(torch.zeros(0))]}]
     return torch.optim.AdamW(trained, lr=config.lr, fused=device.type in {"cuda", "cpu"}), names
 

@@ -7,6 +7,7 @@ import json
 import math
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -133,7 +134,7 @@ def _make_page(entry: registry.Entry[Any], subject: object, arguments: Options) 
 
 def _add_changes(page: Page, runs: list[Run]) -> Page:
     """The page with sentences on the altered files of its runs."""
-    changes = [line for run in runs for line in describe_changes(run.folder)]
+    changes = list(chain.from_iterable(describe_changes(run.folder) for run in runs))
     return replace(page, notices=[*changes, *page.notices])
 
 

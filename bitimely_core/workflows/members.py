@@ -355,7 +355,9 @@ def _pool_folds(
         "run": record.run,
         "data": record.data[0].name,
         "remarks": [*scores.remarks, *remarks],
-        "notices": list(dict.fromkeys(line for run in runs for line in run.scores.notices)),
+        "notices": list(
+            dict.fromkeys(itertools.chain.from_iterable(run.scores.notices for run in runs))
+        ),
         **endpoints,
     }
     scores = scores.model_copy(update=update)

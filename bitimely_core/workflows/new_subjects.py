@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict, cast
 
@@ -268,7 +269,7 @@ class HistoryPredictor:
 
 def _list_findings(report: IngestReport) -> list[FindingRecord]:
     """The warnings and errors of an ingest, of its tables and of all."""
-    reasons = [reason for unit in report.units for reason in unit.reasons]
+    reasons = list(chain.from_iterable(unit.reasons for unit in report.units))
     return [reason for reason in (*reasons, *report.reasons) if reason.level != "info"]
 
 

@@ -358,7 +358,7 @@ def _refuse_unjoined_tables(
     """Raises UserError: schema, where the claims have no codes, and a table of codes beside them
     names the claim in the place of subject and date.
     """
-    heads = [name for path in claims[:1] for name in _list_columns(source, path)]
+    heads = list(itertools.chain.from_iterable(_list_columns(source, path) for path in claims[:1]))
     if not heads or accepted.has_codes(heads):
         return
     subjects = find_names(heads, accepted.events["subject"])
