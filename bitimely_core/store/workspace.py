@@ -101,7 +101,10 @@ def load_dataset(name: str) -> registry.Entry[registry.DatasetFacts]:
     try:
         return registry.datasets[name]
     except UserError:
-        if not Path(name).exists():
+        is_path = False
+        with suppress(OSError, ValueError):  # too long, a NUL
+            is_path = Path(name).exists()
+        if not is_path:
             raise
     path = shlex.quote(name)
     raise usage_error(

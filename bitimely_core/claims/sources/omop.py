@@ -359,11 +359,13 @@ class _BlockShaper:
 
     def _split_prefixes(self, column: pl.Series) -> tuple[pl.Series, pl.Series]:
         """Vocabulary and code of source values, the first null where a value has none."""
-        vocab = map_texts(column, lambda text: split_prefix(text, self.prefixes)[0], pl.String)
+        vocab = map_texts(column, self._name_vocabulary, pl.String)
         code = map_texts(column, lambda text: split_prefix(text, self.prefixes)[1], pl.String)
-        folded = map_texts(vocab, lambda text: text and words.fold_name(text), pl.String)
-        meanings = {word: self.prefixes[word] for word in folded.drop_nulls().unique()}
-        return folded.replace(meanings), code
+        return vocab, code
+
+    def _name_vocabulary(self, text: str | None) -> str | None:
+        word = split_prefix(text, self.prefixes)[0]
+        return self.prefixes[words.fold_name(word)] if word else None
 
     def _mark_others(self, rows: pl.DataFrame) -> pl.DataFrame:
         """The rows with `is_event` also for those whose standard concept has a token.
