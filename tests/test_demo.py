@@ -88,7 +88,7 @@ def test_the_demonstration_stages_a_night_and_scores_a_cohort(
         assert f"{title} {reached:.3f};" in line
         assert line.endswith(f"{best:.3f}.")
     night, cohort = (Path(page).read_text() for page in result["pages"])
-    assert "hypnogram" in night.lower()
+    assert "sleep efficiency" in night.lower()
     assert all(label in cohort for label in ("chf", "copd", "diabetes", "tempo"))
     record = json.loads((home / "runs" / "resnet-staging" / "run.json").read_bytes())
     assert record["environment"]["threads"] == 1

@@ -192,7 +192,11 @@ def test_risks_do_not_depend_on_the_layout(
     assert table["events"].to_list() == risks["events"].to_list()
     assert risks["risk_chf"].n_unique() > 5
     for label in LABELS:
-        np.testing.assert_allclose(table[f"risk_{label}"], risks[f"risk_{label}"], atol=1e-6)
+        both = pl.DataFrame({"new": table[f"risk_{label}"], "claims": risks[f"risk_{label}"]})
+        if layout == "meds":  # nobody has an outcome by an admission: MEDS has no kinds of claims
+            both = both.drop_nulls()
+        assert both["claims"].count() > 20
+        np.testing.assert_allclose(both["new"], both["claims"], atol=1e-6)
 
 
 @pytest.mark.parametrize("layout", WRITERS)
@@ -267,7 +271,10 @@ def test_predict_recalibrates_as_a_logistic_regression(home: Path, places: pl.Da
     for label in LABELS:
         risk = recalibrate(places, label, table[f"p_{label}"])
         if risk is not None:
-            np.testing.assert_allclose(table[f"risk_{label}"], risk, atol=1e-5)
+            given = table[f"risk_{label}"].is_not_null()  # not of who has had the outcome
+            assert given.sum() > 20
+            new = table[f"risk_{label}"].filter(given)
+            np.testing.assert_allclose(new, risk[given.to_numpy()], atol=1e-5)
             assert abs(risk - table[f"p_{label}"].to_numpy()).max() > 1e-3
             fitted += 1
     assert fitted >= 2

@@ -141,7 +141,7 @@ def test_families_are_judged_when_they_are_complete(
     assert record["difference"] == pytest.approx(-expected)
     shutil.copytree(home / "reports" / "families", home / "reports" / "open")
     assert load_script().take_record(claim, home)["registered"] == rows["F1"]["verdict"]
-    described = load_script("results").make_descriptive(home)
+    described = load_script("results").make_descriptive("open-descriptive", home)
     assert described.count("| D1 |") == 2
     section = load_script("results").make_families("open-families", home)
     assert "| D1 |" not in section
