@@ -618,13 +618,7 @@ def parse_stay(name: str, content: bytes, death: str | None) -> Stay:
             odd["unordered"] = 1
         latest = minute
         if variable == "RecordID":
-            if value != float(name):
-                raise input_error(
-                    Reason.IDENTIFIER,
-                    "states another RecordID than its name",
-                    "expected the same",
-                    row=row,
-                )
+            _check_id(name, value, row)
         elif variable not in UNITS and variable not in DESCRIPTORS:
             odd["foreign"] += 1
         elif value == UNKNOWN and (variable in DESCRIPTORS or variable == "Weight"):
@@ -639,6 +633,13 @@ def parse_stay(name: str, content: bytes, death: str | None) -> Stay:
     odd["cut"] = not table.endswith(("\n", "\r"))
     odd["bare"] = {variable for _, variable in values} <= {*DESCRIPTORS, "Weight"}
     return Stay(_make_record(name, values, death), odd, unknown, implausible, percent)
+
+
+def _check_id(name: str, value: float, row: int) -> None:
+    """Raises UserError: identifier, for a RecordID that differs from the name of the file."""
+    if value != float(name):
+        problem = "states another RecordID than its name"
+        raise input_error(Reason.IDENTIFIER, problem, "expected the same", row=row)
 
 
 def _is_plausible(variable: str, value: float) -> bool:

@@ -374,15 +374,22 @@ def _read_segments(
                     length = _find_length(frames, groups, notes.findings, spare=False)
                     parts.append(WfdbSegment(first, length, groups))
         first += frames
-    if parsed.frames is not None and first != parsed.frames:
-        problem = f"the segments have {first} samples in all"
+    _check_record(parsed, parts, first)
+    return parts, layout, first
+
+
+def _check_record(parsed: WfdbHeaderText, parts: Sequence[WfdbSegment], frames: int) -> None:
+    """Raises UserError: length, where the record line states other than `frames`, those of all
+    segments; missing_segment without samples, and that of `_check_expansion`.
+    """
+    if parsed.frames not in {None, frames}:
+        problem = f"the segments have {frames} samples in all"
         requirement = f"the record line says {parsed.frames}"
-        raise input_error(Reason.LENGTH, problem, requirement, field="length", found=str(first))
+        raise input_error(Reason.LENGTH, problem, requirement, field="length", found=str(frames))
     if not parts:
         problem = "no segment holds samples"
         raise input_error(Reason.MISSING_SEGMENT, problem, "expected at least one", field="segment")
     _check_expansion(parts)
-    return parts, layout, first
 
 
 @contextmanager

@@ -439,9 +439,10 @@ class PlanBuilder:
             for view in _views(self.recipe, block)
         }
         if why := self._find_exclusion(block, cell):
-            for column in columns.values():
-                entry = TableEntry(row=cell.row, column=column, seed=cell.seed, why=why)
-                self.plan.table.append(entry)
+            self.plan.table.extend(
+                TableEntry(row=cell.row, column=column, seed=cell.seed, why=why)
+                for column in columns.values()
+            )
             return {}
         compared = None if is_search else self._find_compared(block, cell)
         common: Flags = {"train": {"devices": self.devices}} if self.devices > 1 else {}

@@ -798,11 +798,11 @@ def _list_companions(source: Source, rel: str) -> list[str]:
     if not endings:
         return list_later_parts(source, rel)
     stem = strip_suffix(rel)
-    spellings = list(
-        itertools.chain.from_iterable(
-            (ending, ending.upper(), f".{ending[1:].capitalize()}") for ending in endings
-        )
-    )
+    spellings = [
+        spelling
+        for ending in endings
+        for spelling in (ending, ending.upper(), f".{ending[1:].capitalize()}")
+    ]
     names = [name for spelling in spellings if source.lists(name := stem + spelling)]
     if find_suffix(rel) == ".vhdr":  # one that is copied beside it later makes it another unit
         folder = PurePosixPath(rel).parent
