@@ -4,6 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 BENCHMARKS := $(filter-out benchmarks/side_by_side.py,$(wildcard benchmarks/*.py))
 
+# tests start hundreds of processes, each of which would compile the package again
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test test-slow test-long lint bench docs gallery clean
 
 demo: $(VENV)/.installed  ## a night staged and a cohort of claims scored, both made up

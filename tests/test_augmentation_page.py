@@ -45,6 +45,7 @@ def test_windows_are_shown_before_and_after(home: Path) -> None:
     assert set(changes) == {"together", "gain", "noise"}
 
 
+@pytest.mark.slow
 def test_a_run_without_augmentation_is_refused(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -87,6 +87,7 @@ def test_a_registered_baseline_reads_the_recording_and_no_test_label(cohort, tmp
         assert any(np.allclose(samples, other) for other in measured)
 
 
+@pytest.mark.slow
 def test_wrong_measures_of_a_data_set_are_named(cohort, tmp_path, monkeypatch):
     _, windows = cohort
     register(monkeypatch, lambda window: np.zeros(int(window.samples["EEG Fpz-Cz"][0] > 0) + 1),

@@ -60,7 +60,10 @@ def damage(folder: Path, name: str, *, remove: bool) -> None:
     path.unlink() if remove else path.write_bytes(path.read_bytes() + b"\n")
 
 
-@pytest.mark.parametrize("verb", COMMANDS)
+@pytest.mark.parametrize(
+    "verb",
+    [pytest.param(verb, marks=[pytest.mark.slow] if verb == "report" else []) for verb in COMMANDS],
+)
 def test_altered_and_missing_files_of_a_run_are_named_and_what_is_needed_is_refused(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -162,7 +162,8 @@ def killed(
 
 
 @pytest.mark.parametrize(
-    ("home", "name", "after"), [("clean", "clean_rows", 5), ("steps", "label_shard", 2)]
+    ("home", "name", "after"),
+    [("clean", "clean_rows", 5), pytest.param("steps", "label_shard", 2, marks=pytest.mark.slow)],
 )
 def test_a_killed_ingest_is_continued_and_gives_the_same_bytes(
     raw: Path, small: None, calls: Counter[str], home: str, name: str, after: int

@@ -192,7 +192,7 @@ def test_list_answers_for_every_kind(
     "argv",
     [
         ["ingest", "synthetic"],
-        ["tokenize", "synthetic"],
+        pytest.param(["tokenize", "synthetic"], marks=pytest.mark.slow),
         pytest.param(
             ["pretrain", "--preset", "tiny", "--data", "synthetic/staging", "--run", "never"],
             marks=pytest.mark.slow,

@@ -113,6 +113,7 @@ def test_the_temperature_is_stored_exported_and_applied(
     assert "at least 9 required" in (tmp_path / "out" / night.stem / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_person_s_own_labelled_night_calibrates(
     home: Path, scored: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]  # noqa: F811
 ) -> None:  # fmt: skip

@@ -303,7 +303,7 @@ def agree(a: Path, b: Path) -> None:
         {},
         {"objective": "valid"},
         {"objective": "by_parity", "model": "two"},
-        {"config": {"accumulate": 2}},
+        pytest.param({"config": {"accumulate": 2}}, marks=pytest.mark.slow),
         {"config": {"accumulate": 2, "precision": "bf16"}, "loose": True},
     ],
 )
@@ -517,6 +517,7 @@ except RuntimeError:
 """
 
 
+@pytest.mark.slow
 def test_a_lost_store_prints_no_stack() -> None:
     """Beside the line that names the loss."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
@@ -628,6 +629,7 @@ def launcher(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_launch_passes_the_exit_code_on(tmp_path: Path) -> None:
     process = launcher(tmp_path, "fail 6 --json", "die", "well")
     out, err = process.communicate(timeout=60)
@@ -645,6 +647,7 @@ def test_launch_passes_the_exit_code_on(tmp_path: Path) -> None:
     assert err == ""
 
 
+@pytest.mark.slow
 def test_launch_passes_a_signal_on(tmp_path: Path) -> None:
     process = launcher(tmp_path, "wait")
     assert process.stdout is not None

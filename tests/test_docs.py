@@ -49,10 +49,12 @@ def test_the_command_line_reference_is_what_typer_says() -> None:
     )
 
 
+@pytest.mark.slow
 def test_stored_listings_are_those_of_the_code() -> None:
     assert catalog.LISTINGS.read_text() == catalog.format_listings(), "run: python docs/generate.py"
 
 
+@pytest.mark.slow
 def test_generated_files_are_those_of_the_checkout_of_the_script(tmp_path: Path) -> None:
     for name in ("docs", "bitimely", "bitimely_cli", "bitimely_core", "pipelines"):
         (tmp_path / name).symlink_to(ROOT / name)

@@ -631,6 +631,7 @@ def test_digits_behind_a_time_are_no_part_of_it(tmp_path: Path) -> None:
     ).all()
 
 
+@pytest.mark.slow
 def test_thousands_of_equal_labels_take_linear_time(
     seconds: Callable[[Callable[[], object]], float],
 ) -> None:

@@ -263,6 +263,7 @@ def test_all_right_has_the_exact_interval_of_as_many_trials_as_subjects(subjects
     )
 
 
+@pytest.mark.slow
 def test_no_interval_is_without_width():
     for seed in range(200):
         rng = np.random.default_rng(seed)

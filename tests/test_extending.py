@@ -187,6 +187,7 @@ def load_record(home: Path, run: str) -> RunRecord:
     return RunRecord.load(home / "runs" / run / "run.json")
 
 
+@pytest.mark.slow
 def test_a_model_with_its_own_setting_is_one_file(
     capsys: pytest.CaptureFixture[str], home: Path
 ) -> None:
@@ -356,6 +357,7 @@ def test_an_objective_with_its_own_setting_is_one_file(
     assert call(capsys, home, "evaluate", "scaled")["metrics"]["rel"]["value"] > 0
 
 
+@pytest.mark.slow
 def test_a_data_set_and_an_analysis_are_one_file_each(
     capsys: pytest.CaptureFixture[str], home: Path
 ) -> None:
@@ -500,6 +502,7 @@ def test_what_a_plug_in_returns_is_refused_with_its_place(
     assert "This is a bug" not in error
 
 
+@pytest.mark.slow
 def test_a_plug_in_cannot_take_a_name_of_bitimely(tmp_path: Path) -> None:
     """In a fresh process, for the names are there once."""
     write_broken(tmp_path, BROKEN.replace("def undrawn", "def svd"))

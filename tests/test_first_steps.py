@@ -112,6 +112,7 @@ for words in ("report tuned", "report tuned scratch", "evaluate simple", "evalua
     assert found == ["0 False"] * 3 + ["0 True"], done.stderr
 
 
+@pytest.mark.slow
 def test_the_training_is_imported_from_its_package_on_first_use() -> None:
     program = """
 import sys
@@ -152,6 +153,7 @@ def test_a_model_that_a_program_registers_is_listed(tmp_path: Path) -> None:
         del models._items["gpt-of-a-program"]
 
 
+@pytest.mark.slow
 def test_importing_the_models_leaves_the_compiler_out() -> None:
     program = "import gc, sys; import bitimely_core.models, bitimely_core.objectives; print('torch._dynamo' in sys.modules or not gc.isenabled())"
     output = subprocess.run(
@@ -160,6 +162,7 @@ def test_importing_the_models_leaves_the_compiler_out() -> None:
     assert output.split() == ["False"]
 
 
+@pytest.mark.slow
 def test_tables_of_a_page_and_corrected_intervals_leave_pandas_and_all_distributions_out() -> None:
     program = """
 import io, sys

@@ -444,6 +444,7 @@ def test_objectives_and_models_without_one_do_not_mix(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_model_of_signals_is_trained_on_events(tmp_path: Path) -> None:
     cohort(tmp_path / "tokens" / "pophr", n=100)
     small = {"steps": 3, "batch_size": 16}

@@ -124,6 +124,7 @@ def test_held_values_repeat_what_was_read() -> None:
     assert list_causes(pointwise) == set()
 
 
+@pytest.mark.slow
 def test_decimation_is_a_stage_of_its_own() -> None:
     assert list_causes(measure(200, make_options(100, 1000), "next")) == {"decimation"}
     assert list_causes(measure(200, make_options(100, 1000, resampling="causal"), "next")) == set()

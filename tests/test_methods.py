@@ -283,6 +283,7 @@ def call(capsys, home, *words):
     return code, json.loads(out) if out else {}, err
 
 
+@pytest.mark.slow
 def test_methods_are_runs_and_the_baselines_of_pages_are_the_same_functions(
     home, capsys, monkeypatch
 ):

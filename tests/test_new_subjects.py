@@ -110,6 +110,7 @@ def test_people_of_the_training_are_named(
         assert ("trained on some" in (out / "report.html").read_text()) is expected
 
 
+@pytest.mark.slow
 def test_everybody_of_the_source_has_a_row(site: Path, risks: pl.DataFrame) -> None:
     names = {
         line.split(",")[0]

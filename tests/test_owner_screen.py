@@ -54,6 +54,7 @@ def count_cases(folder: Path, split: str | None = None) -> dict[str, int]:
     }
 
 
+@pytest.mark.slow
 def test_the_owner_sees_exact_counts_and_others_do_not(run: Run, tmp_path: Path) -> None:
     raw = test_privacy.write_cohort(tmp_path / "raw", 1)
     read = ("ingest", "pophr", str(raw), "--rules", "ccdss", "--default-source", "physician")

@@ -690,6 +690,7 @@ def test_a_leak_names_the_table_of_labels_and_none_where_rules_make_them(tmp_pat
 # --- bad inputs of the generator
 
 
+@pytest.mark.slow
 @needs_sample(BAD)
 def test_cases_of_claims_are_refused_or_handed_to_the_row_checks(tmp_path: Path) -> None:
     subprocess.run(

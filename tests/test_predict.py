@@ -140,6 +140,7 @@ def count_equal(scored: pl.DataFrame, found: pl.DataFrame) -> int:
     return len(both)
 
 
+@pytest.mark.slow
 def test_probabilities_are_those_of_evaluate_bit_for_bit(
     home: Path, scored: pl.DataFrame, tmp_path: Path
 ) -> None:

@@ -44,6 +44,7 @@ def test_all_are_listed_with_scores_licence_and_card(tmp_path: Path) -> None:
         assert row["subjects"] >= 5
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CINC.is_dir(), reason="CinC 2017 is not here")
 def test_rhythms_of_records_are_found_and_the_package_stays_as_it_is(tmp_path: Path) -> None:
     classes = dict(csv.reader((CINC / "REFERENCE.csv").read_text().splitlines()))

@@ -601,8 +601,7 @@ risk = { to_day = 9, min_days = 2 }
     "seed",
     [
         1,
-        2,
-        3,
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3)),
         *(pytest.param(seed, marks=pytest.mark.long) for seed in (4, 5, 6, 7, 8, 9, 11, 13, 14)),
     ],
 )
@@ -767,6 +766,7 @@ def list_solutions(
     return axes[:, fits].T
 
 
+@pytest.mark.slow
 def test_withheld_counts_keep_five_values_by_trial_of_all_tables() -> None:
     tried = 0
     for seed in range(200):

@@ -452,7 +452,7 @@ def test_the_sample_lands_at_both_rates(caches: dict[int, tuple[dict[str, Any], 
 
 
 @real
-@pytest.mark.parametrize("rate", [100, 500])
+@pytest.mark.parametrize("rate", [100, pytest.param(500, marks=pytest.mark.slow)])
 def test_values_are_those_of_wfdb(
     caches: dict[int, tuple[dict[str, Any], Path]], rate: int
 ) -> None:

@@ -415,6 +415,7 @@ def test_a_kill_inside_of_any_write(
     assert number > 100
 
 
+@pytest.mark.slow
 def test_a_limit_on_file_sizes_stops_with_exit_6(
     forge: Forge, straight: Any, tmp_path: Path
 ) -> None:
@@ -447,7 +448,14 @@ def fault_of(call: Callable[[], object]) -> int | None:
     return None
 
 
-@pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        errno.ENOSPC,
+        pytest.param(errno.EIO, marks=pytest.mark.slow),
+        pytest.param(errno.EDQUOT, marks=pytest.mark.slow),
+    ],
+)
 def test_the_nth_call_fails(
     fault: int, straight: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

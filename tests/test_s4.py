@@ -300,7 +300,7 @@ def test_the_stamp_follows_from_tokens_and_norm():
 @pytest.mark.parametrize(
     ("options", "leaks"),
     [
-        ({"tokenizer": "steps"}, False),
+        pytest.param({"tokenizer": "steps"}, False, marks=pytest.mark.slow),
         ({"tokenizer": "patch"}, False),
         ({"tokenizer": "conv"}, True),
         ({"codes": 25}, False),

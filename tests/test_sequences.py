@@ -185,6 +185,7 @@ def test_eos_stands_at_the_index_day() -> None:
     assert (plain.hidden[-1][:, 4] - later.hidden[-1][:, 4]).abs().max() > 1e-4
 
 
+@pytest.mark.slow
 def test_the_line_from_sequences_to_scores(tmp_path: Path) -> None:
     cohort(tmp_path / "tokens" / "pophr", n=200)
     run = workflows.pretrain(

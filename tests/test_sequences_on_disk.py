@@ -47,6 +47,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@pytest.mark.slow
 def test_batches_are_the_same(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {path.name for path in (home / "tokens" / "few").iterdir()}
     kept = tokens.open_tokens(home / "tokens" / "few")

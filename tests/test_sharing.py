@@ -45,6 +45,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_what_is_exported_is_the_model(home: Path, tmp_path: Path) -> None:
     exported = workflows.export("tiny", out=tmp_path / "tiny", workspace=home)
     assert {"config.json", "model.safetensors", "run.json", "model_card.md"} <= set(

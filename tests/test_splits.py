@@ -24,6 +24,7 @@ def u(seed: int, subject: str) -> float:
     return int(hashlib.sha256(f"{seed}|{subject}".encode()).hexdigest()[:16], 16) / 2**64
 
 
+@pytest.mark.slow
 @given(
     st.sets(
         st.text(min_size=1, max_size=8).filter(lambda s: s.isprintable()), min_size=20, max_size=60

@@ -284,6 +284,7 @@ def test_softmax_models_and_their_mask():
 # --- the page -----------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_page_shows_controls_beside_every_spectrum(tmp_path):
     events = []
     with show_progress(lambda *event: events.append(event)):

@@ -292,6 +292,7 @@ def test_a_code_has_a_ratio_above_five(
 # --- the mess
 
 
+@pytest.mark.slow
 def test_ledger_counts_the_file(cohort: Cohort) -> None:
     claims, ledger = cohort.claims, cohort.ledger
     assert json.loads((cohort.folder / "ledger.json").read_text()) == ledger
@@ -387,6 +388,7 @@ def test_ledger_counts_the_file(cohort: Cohort) -> None:
     ).height == len(claims)
 
 
+@pytest.mark.slow
 def test_builder_counts_what_the_ledger_says(tmp_path: Path) -> None:
     from bitimely_core.claims import clean, codebook, dates, phecode_maps, sources
     from bitimely_core.claims.job import CleaningFindings
@@ -608,6 +610,7 @@ def test_wrong_arguments_are_refused(
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_the_answers_of_made_up_claims_are_no_forgotten_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

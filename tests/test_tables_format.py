@@ -125,6 +125,7 @@ def test_cells_are_text(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @FUZZ
 @given(
     table=st.lists(

@@ -282,6 +282,7 @@ def test_a_loop_of_torch_trains_a_head(windows: Any) -> None:
     torch.testing.assert_close(head.predict(x).sum(1), torch.ones(4))
 
 
+@pytest.mark.slow
 def test_tables_of_results_are_frames(tmp_path: Path) -> None:
     home = small.copy_data(tmp_path)
     small.call(home, "pretrain")

@@ -73,6 +73,7 @@ def test_every_subject_is_tested_once_whatever_the_number_of_folds(subjects, fol
         splits.assign_dealt_splits(ids, {}, folds=subjects + 1, test_fold=1)
 
 
+@pytest.mark.slow
 def test_windows_are_split_anew_as_if_they_were_cut_again(home):
     built = tokenize(
         VIEW, workspace=home, name="cut", options={"folds": 3, "test_fold": 2, "split": "subject"}
@@ -192,6 +193,7 @@ def test_seeds_are_averaged_as_one_row(home, capsys):
     assert model.calibration is not None
 
 
+@pytest.mark.slow
 def test_folds_within_seeds(home, capsys):
     code, result, _ = call(capsys, home, *TRAIN, "--folds", "3", "--seeds", "2", "--run", "both")
     assert code == 0

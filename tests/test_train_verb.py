@@ -42,6 +42,7 @@ def call(capsys, home, *words):
     return code, json.loads(out) if out else {}, err
 
 
+@pytest.mark.slow
 def test_signals_are_trained_by_resnet_on_all_subjects(home):
     record = load_record(home, "resnet-staging")
     assert (record.kind, record.model, record.source) == ("train", "resnet", None)
@@ -91,6 +92,7 @@ def test_it_is_reproduced_to_the_last_bit(home, capsys):
     assert (code, result["same_weights"], result["differences"]) == (0, True, [])
 
 
+@pytest.mark.slow
 def test_a_budget_in_epochs_or_steps(home, capsys):
     """Without either 3,000 steps; epochs count where they are given."""
     plain = call(capsys, home, "train", *VIEW, "--run", "plain", "--dry-run")[1]

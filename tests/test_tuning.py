@@ -114,6 +114,7 @@ def test_the_best_wins_ties_go_on_and_what_diverged_loses() -> None:
     assert (caught.value.code, caught.value.exit_code) == (Reason.NON_FINITE_LOSS, 4)
 
 
+@pytest.mark.slow
 def test_the_tuned_run_is_the_run_with_that_rate(home: Path) -> None:
     body = pretrained(home, "tuned", tune=TUNE)
     record = body["tuning"]

@@ -83,7 +83,7 @@ def test_usage_errors_are_objects_under_json(
     "argv",
     [
         ["ingest", "synthetic"], ["ingest", "synthetic-claims"], ["ingest", "pophr", "{raw}", "--phecode-map", "{raw}/claims.csv"], ["ingest", "generic", "{raw}"],
-        ["tokenize", "synthetic"], pytest.param(["tokenize", "synthetic-claims"], marks=pytest.mark.slow), pytest.param(["pretrain"], marks=pytest.mark.slow), ["finetune", "tiny"], ["evaluate", "tiny"], ["embed", "tiny"], ["predict", "tiny", "{raw}"],
+        pytest.param(["tokenize", "synthetic"], marks=pytest.mark.slow), pytest.param(["tokenize", "synthetic-claims"], marks=pytest.mark.slow), pytest.param(["pretrain"], marks=pytest.mark.slow), ["finetune", "tiny"], ["evaluate", "tiny"], ["embed", "tiny"], ["predict", "tiny", "{raw}"],
         ["analyze", "leakage"], ["analyze", "svd", "tiny"], ["report", "tiny"], ["run", "smoke"], ["demo"], ["reproduce", "tiny"], ["export", "tiny"],
     ],
     ids=" ".join,
@@ -255,7 +255,14 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    "fault", ["import nothing_like_this", "def broken(:", "raise SystemExit(3)", "1 / 0"]
+    "fault",
+    [
+        "import nothing_like_this",
+        *(
+            pytest.param(fault, marks=pytest.mark.slow)
+            for fault in ("def broken(:", "raise SystemExit(3)", "1 / 0")
+        ),
+    ],
 )
 def test_a_broken_plug_in_is_named_and_other_work_goes_on(
     plugin: Path, tmp_path: Path, fault: str
@@ -274,6 +281,7 @@ def test_a_broken_plug_in_is_named_and_other_work_goes_on(
         assert "Traceback" not in found.stderr
 
 
+@pytest.mark.slow
 def test_a_plug_in_that_fails_at_work_is_named(plugin: Path, tmp_path: Path) -> None:
     plugin.write_text(
         "from bitimely_core.registry import AnalysisFacts, analyses\n"
@@ -400,6 +408,7 @@ def list_options() -> dict[str, set[str]]:
     return {**own, "analyze": own["analyze"] | kinds}
 
 
+@pytest.mark.slow
 def test_advice_names_commands_and_options_that_exist() -> None:
     options = list_options()
     everywhere = set().union(*options.values())

@@ -122,6 +122,7 @@ def test_a_bids_set_of_sleep_with_inherited_events() -> None:
         assert [label for _, label in windows_of(table, name)] == expected
 
 
+@pytest.mark.slow
 def test_a_wearable_whose_csv_files_have_date_times(capsys: pytest.CaptureFixture[str]) -> None:
     truth = {}
     for number in range(3):
@@ -232,6 +233,7 @@ def test_a_part_of_cinc_2017_with_its_classes() -> None:
     assert table["recording_id"].n_unique() >= 38  # those below 10 s have no window
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not WATCH.is_dir(), reason="needs the data of Walch 2019")
 def test_heart_rates_of_a_watch_with_stages_in_a_folder_of_their_own() -> None:
     people = sorted(path.stem.split("_")[0] for path in (WATCH / "labels").iterdir())[:4]

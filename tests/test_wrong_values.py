@@ -203,7 +203,10 @@ def sweep(
 
 
 @pytest.mark.parametrize("sample", [SAMPLE, pytest.param(None, marks=pytest.mark.long)])
-@pytest.mark.parametrize("verb", WORK)
+@pytest.mark.parametrize(
+    "verb",
+    [pytest.param(verb, marks=[pytest.mark.slow] if verb == "ingest" else []) for verb in WORK],
+)
 def test_no_value_of_an_option_is_a_fault_of_the_program(
     verb: str, sample: int | None, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +217,7 @@ def test_no_value_of_an_option_is_a_fault_of_the_program(
     assert list(sweep(place, verb, list_parameters(verb), sample)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sample", [SAMPLE, pytest.param(None, marks=pytest.mark.long)])
 def test_no_value_of_a_setting_is_a_fault_of_the_program(
     sample: int | None, place: Path, monkeypatch: pytest.MonkeyPatch
