@@ -279,6 +279,15 @@ def test_other_shapes_and_infinite_values_are_refused() -> None:
         bt.Encoder("ts2vec", batch_size=4).fit(x[:1])
 
 
+def test_channels_first_are_warned_about() -> None:
+    x, y = np.random.default_rng(0).normal(size=(8, 3, 64)), np.arange(8) % 2
+    encoder = bt.Encoder("resnet", head_epochs=1)
+    with pytest.warns(UserWarning, match="3 samples of 64 channels.* give X.transpose") as record:
+        encoder.fit(x, y)
+    assert record[0].filename == __file__
+    encoder.fit(x.transpose(0, 2, 1), y)  # a warning is an error in this suite
+
+
 def test_windows_go_straight_in_and_vectors_come_out_as_a_frame() -> None:
     windows = bt.open_tokens(small.find_tokens("generic-classification"))
     train, test = windows["train"], windows["test"]

@@ -7,6 +7,7 @@ Legend: n rows, T samples, V channels, D width of a vector, K classes.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,16 @@ def _to_array(values: Any) -> Any:
     if np.ma.is_masked(values):
         return values.astype(np.float64).filled(np.nan)
     return np.asarray(values) if isinstance(values, TokenSet) else values
+
+
+def _warn_of_channels_first(length: int, channels: int) -> None:
+    """MNE and braindecode have (n, channels, length), which reads as short rows of many channels."""
+    if length < channels:
+        warnings.warn(
+            f"X is read as (n, length, channels): {length} samples of {channels} channels. "
+            "Where channels come first, give X.transpose(0, 2, 1).",
+            stacklevel=4,
+        )
 
 
 @dataclass
@@ -332,6 +343,7 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             )
         x = X[..., None] if X.ndim == 2 else X
         if reset:
+            _warn_of_channels_first(*x.shape[1:])
             seen = np.isfinite(x)
             count = np.maximum(seen.sum((0, 1)), 1)
             self.n_channels_in_ = x.shape[2]
