@@ -310,6 +310,22 @@ def test_another_name_needs_a_map_and_the_nearest_is_named(
     assert "EEG Fpz-Cz" in capsys.readouterr().err
 
 
+def test_a_recording_in_memory_is_predicted_as_its_file(home: Path, scored: pl.DataFrame) -> None:
+    import mne
+
+    night = find_night(home, scored)
+    model = bitimely.from_pretrained("stager", workspace=home / "ws")
+    wanted = model.predict(night)
+    raw = mne.io.read_raw_edf(night, verbose="ERROR")
+    found = model.predict([night, raw])
+    assert found["recording_id"].n_unique() == 2
+    for own in found.partition_by("recording_id", maintain_order=True):
+        for stage in STAGES:
+            assert np.allclose(own[f"p_{stage}"], wanted[f"p_{stage}"], atol=1e-4), stage
+    with pytest.raises(UserError, match="ndarray in the place of a recording.*mne.io.RawArray"):
+        model.predict(raw.get_data())
+
+
 def test_units_and_rates_are_converted_and_said_or_refused(
     home: Path, scored: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

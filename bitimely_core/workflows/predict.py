@@ -37,6 +37,7 @@ from bitimely_core.formats.source import finding_to_error, locate_errors
 from bitimely_core.formats.wfdb_annotations import WRITTEN, encode_annotations
 from bitimely_core.page import Spectrogram
 from bitimely_core.progress import report_progress
+from bitimely_core.recordings.in_memory import place_recordings
 from bitimely_core.recordings.points import PointTimes, read_times
 from bitimely_core.registry import Choices
 from bitimely_core.report.prediction_page import (
@@ -81,6 +82,7 @@ from bitimely_core.workflows.tokenize import apply_vocabulary
 
 if TYPE_CHECKING:
     import polars as pl
+    from mne.io import BaseRaw
 
     from bitimely_core.heads import Head
     from bitimely_core.methods.method_contract import FittedMethod
@@ -302,7 +304,7 @@ class Predictor:
 
     def predict(
         self,
-        files: str | Path | Sequence[str | Path],
+        files: str | Path | BaseRaw | Sequence[str | Path | BaseRaw],
         *,
         channel_map: MapItems = (),
         times: str | Path | None = None,
@@ -310,19 +312,20 @@ class Predictor:
         device: str = "auto",
     ) -> pl.DataFrame:
         """The predictions for recordings, folders or caches as one frame
-        (`RecordingPrediction.frame`); writes nothing. `times`: as in `predict`.
+        (`RecordingPrediction.frame`); keeps no file. A Raw of MNE is read as the FIF file that it
+        saves. `times`: as in `predict`.
 
         Raises UserError for the first recording that cannot be read.
         """
         import polars as pl
 
-        paths = [Path(files)] if isinstance(files, str | Path) else list(map(Path, files))
-        options = self.preprocessing.options
+        options, place = self.preprocessing.options, Computation(batch_size, device)
         mapping = parse_map(channel_map, options.read_channels)
-        predictions = (
-            self.predict_record(recording.read(), recording.name, Computation(batch_size, device))
-            for recording in find_places(paths, options, mapping, times)
-        )
+        with place_recordings(files) as paths:
+            predictions = [
+                self.predict_record(recording.read(), recording.name, place)
+                for recording in find_places(paths, options, mapping, times)
+            ]
         return pl.concat([prediction.frame() for prediction in predictions])
 
 

@@ -1,0 +1,45 @@
+"""Recordings that a program holds in memory, as files: what is read from a file has one way in."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bitimely_core.errors import usage_error
+
+
+@contextmanager
+def place_recordings(files: Any) -> Iterator[list[Path]]:
+    """The paths of `files`: paths as they are, each Raw of MNE in a temporary folder.
+
+    Raises UserError (config, exit 2) for anything else.
+    """
+    is_single = isinstance(files, str | os.PathLike) or _is_raw(files)
+    items = [files] if is_single or not isinstance(files, Iterable) else list(files)
+    with tempfile.TemporaryDirectory() as folder:
+        yield [_place_recording(item, Path(folder), k) for k, item in enumerate(items, 1)]
+
+
+def _place_recording(item: Any, folder: Path, number: int) -> Path:
+    if isinstance(item, str | os.PathLike):
+        return Path(item)
+    if not _is_raw(item):
+        raise usage_error(
+            f"{type(item).__name__} in the place of a recording",
+            "expected a path, or a Raw of MNE",
+            "Make one of an array: mne.io.RawArray(values, mne.create_info(names, rate, 'eeg'))",
+            field="files",
+        )
+    path = folder / f"recording-{number}_raw.fif"
+    item.save(path, verbose="ERROR")
+    return path
+
+
+def _is_raw(item: Any) -> bool:
+    mne = sys.modules.get("mne")  # nobody holds a Raw of a library that is not loaded
+    return mne is not None and isinstance(item, mne.io.BaseRaw)
