@@ -49,7 +49,7 @@ def _to_array(values: Any) -> Any:
 
 
 def _warn_of_channels_first(length: int, channels: int) -> None:
-    """MNE and braindecode have (n, channels, length), which reads as short rows of many channels."""
+    """Arrays of MNE are (n, channels, length), which reads as short rows of many channels."""
     if length < channels:
         warnings.warn(
             f"X is read as (n, length, channels): {length} samples of {channels} channels. "
