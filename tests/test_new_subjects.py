@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import shutil
 from datetime import date, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -153,10 +154,8 @@ def test_a_run_without_an_index_day_predicts_everybody(tmp_path: Path) -> None:
     assert not risks["status"].str.contains("died").any()
 
 
-@slow
-@pytest.mark.parametrize("design", ["landmark", "cohort"])
-def test_who_had_the_outcome_by_the_index_day_has_no_risk(tmp_path: Path, design: str) -> None:
-    """Two claims of physicians within two years are diabetes, one alone is not."""
+def write_diabetes(raw: Path) -> list[tuple[str, date, str]]:
+    """Claims of 200 people with and without diabetes, and their births."""
     draw = np.random.default_rng(3)
     first, codes = date(2012, 1, 1), ["401.9", "496", "530.81", "272.4", "250.00"]
     rows = [
@@ -164,12 +163,35 @@ def test_who_had_the_outcome_by_the_index_day_has_no_risk(tmp_path: Path, design
         for i in range(200)
         for day in draw.integers(0, 1400, 14)
     ]
-    raw, place = tmp_path / "raw", ["-w", tmp_path / "w"]
     raw.mkdir()
     claims = pl.DataFrame(rows, schema=["patient_id", "date", "icd9"], orient="row")
     claims.write_csv(raw / "claims.csv")
     births = claims.select("patient_id").unique().with_columns(birth_date=pl.lit("1950-01-01"))
     births.write_csv(raw / "patients.csv")
+    return rows
+
+
+def write_as_meds(raw: Path, out: Path) -> None:
+    """The claims and births of `raw` in the layout of MEDS, without kinds of claims."""
+    who = pl.col("patient_id").str.strip_prefix("p").cast(pl.Int64).alias("subject_id")
+    time = pl.col("date").cast(pl.Datetime("us"))
+    claims = pl.read_csv(raw / "claims.csv", schema_overrides={"icd9": pl.String, "date": pl.Date})
+    births = pl.read_csv(raw / "patients.csv", schema_overrides={"birth_date": pl.Date})
+    parts = (
+        births.rename({"birth_date": "date"}).select(who, time=time, code=pl.lit("MEDS_BIRTH")),
+        claims.select(who, time=time, code=pl.format("ICD9CM//{}", "icd9")),
+    )
+    (out / "data").mkdir(parents=True)
+    data = pl.concat(parts).with_columns(numeric_value=pl.lit(None, pl.Float32))
+    data.sort("subject_id", "time").write_parquet(out / "data" / "0.parquet")
+
+
+@slow
+@pytest.mark.parametrize("design", ["landmark", "cohort"])
+def test_who_had_the_outcome_by_the_index_day_has_no_risk(tmp_path: Path, design: str) -> None:
+    """Two claims of physicians within two years are diabetes, one alone is not."""
+    raw, place = tmp_path / "raw", ["-w", tmp_path / "w"]
+    rows = write_diabetes(raw)
     choices = ["--min-codes", "2", "--no-select", "--leakage", "drop-phecode"]
     choices += ["--landmark", "400,0,500"] if design == "landmark" else []
     choices += ["--cohort", "diabetes-incident"] if design == "cohort" else []
@@ -191,6 +213,45 @@ def test_who_had_the_outcome_by_the_index_day_has_no_risk(tmp_path: Path, design
     status = table.filter(pl.col("status") == "had the outcome by the index day")
     if design == "cohort":  # the landmark has other labels, too
         assert set(status["subject_id"]) == {who for who, value in had.items() if value}
+
+
+@slow
+def test_who_may_have_had_the_outcome_has_no_risk(tmp_path: Path) -> None:
+    """MEDS has no kinds of claims: those of the training hold. Where claims of the kinds that the
+    rule needs are absent, any code of diabetes may be it; without births, what the rule needs.
+    """
+    raw, place = tmp_path / "raw", ["-w", tmp_path / "w"]
+    rows = write_diabetes(raw)
+    read = ["--phecode-map", MAP, "--default-source", "physician"]
+    choices = ["--min-codes", "2", "--no-select", "--cohort", "diabetes-incident"]
+    run("ingest", "pophr", raw, *place, *read, *choices)
+    run("train", "counts", "--data", "pophr", *place)
+    days = pl.DataFrame(rows, schema=["id", "day", "code"], orient="row")
+    days = days.filter(pl.col("code") == "250.00", pl.col("day") <= date(2014, 6, 30)).unique()
+    near = pl.col("day").diff().over("id", order_by="day") <= timedelta(730)
+    had, coded = set(days.filter(near)["id"]), set(days["id"])
+    assert 10 < len(had) < len(coded) < 190
+    meds = tmp_path / "meds"
+    write_as_meds(raw, meds)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(raw / "claims.csv", alone)
+    doubt = "may have had the outcome by the index day (age or kind of claims unknown)"
+    for number, (source, more, status, people) in enumerate(
+        (
+            (meds, [], "had the outcome by the index day", had),
+            (raw, ["--default-source", "other"], doubt, coded),
+            (alone, [], doubt, had),
+        )
+    ):
+        ids = tmp_path / f"ids{number}.csv"
+        out = ["--out", tmp_path / f"out{number}", "--as-of", "2014-06-30", "--keep-ids", ids]
+        run("predict", "counts-pophr", source, *place, *more, *out)
+        table = pl.read_csv(ids).with_columns(pl.col("subject_id").cast(pl.String))
+        names = pl.format("p{}", pl.col("subject_id").str.strip_prefix("p"))
+        table = table.with_columns(subject_id=names)
+        assert set(table.filter(pl.col("risk_diabetes").is_null())["subject_id"]) == people
+        assert set(table.filter(pl.col("status") == status)["subject_id"]) == people
 
 
 @slow

@@ -7,7 +7,7 @@ Nobody is left out: a person without any known code has the single code [UNK], a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import starmap
@@ -29,7 +29,7 @@ from bitimely_core.claims import (
 )
 from bitimely_core.claims.claims_reading import ClaimsOptions
 from bitimely_core.claims.disclosure import is_open_source
-from bitimely_core.claims.label_rules import LabelRule, parse_rules
+from bitimely_core.claims.label_rules import SOURCES, LabelRule, parse_rules
 from bitimely_core.claims.prevalence import CodeSelection
 from bitimely_core.claims.sequence_plan import SequencePlan
 from bitimely_core.claims.shard_map import ShardMap, load_subjects
@@ -63,6 +63,9 @@ from bitimely_core.tokens.sequences import (
 )
 
 DATASET = "pophr"  # which reads all layouts of claims
+# layout -> kind of claims of all its rows
+KINDS = {"mimic3": "inpatient", "mimic4": "inpatient"}
+UNSTATED = ("claims", "meds")  # layouts whose tables may state no kind of claims
 # options of the ingest of the training that hold for other files of the same layout
 READING = (
     "admitting",
@@ -77,13 +80,14 @@ READING = (
 )
 # and those that hold for all, where the layout has such codes or times
 CODING = ("codes", "time_unit", "sex_restrictions")
-AS_TRAINED, FEW, SILENT, ABSENT_SO_FAR, DEAD, HAD = (
+AS_TRAINED, FEW, SILENT, ABSENT_SO_FAR, DEAD, HAD, DOUBTFUL = (
     "as in the training",
     "fewer codes than in the training",
     "no known code",
     "no row up to the index day",
     "died before the index day",
     "had the outcome by the index day",
+    "may have had the outcome by the index day (age or kind of claims unknown)",
 )
 UNMAPPED = "no PheCode in the map of the run"
 ABSENT = "not in the vocabulary of the run"
@@ -162,6 +166,9 @@ def ingest_new_subjects(
     layout = options.get("source") or recognize_layout(scan_folder(folder, follow_symlinks=True))
     reading = prepared.reading
     chosen = {"source": layout or ClaimsOptions.source, "rules": "none", "for_cohort": True}
+    if chosen["source"] in UNSTATED:
+        trained = reading.get("source", ClaimsOptions.source)
+        chosen["default_source"] = reading.get("default_source") or KINDS.get(trained, "")
     if chosen["source"] == reading.get("source"):
         chosen |= {name: reading[name] for name in READING if name in reading}
     chosen |= {name: reading[name] for name in CODING if name in reading}
@@ -194,12 +201,15 @@ def build_new_histories(
     plan = _make_plan(opened, prepared)
     subjects = _set_index_days(plan, load_subjects(plan), as_of)
     shards = ShardMap(plan, subjects)
-    carried = set[str]().union(*shards.apply(partial(_list_phecodes, plan)))
+    surveys = list(shards.apply(partial(_survey_shard, plan)))
+    carried = set[str]().union(*(phecodes for phecodes, _ in surveys))
     selection = prevalence.fix_codes(prepared.vocabulary, carried, plan.choices)
+    kinds = frozenset[str]().union(*(kinds for _, kinds in surveys))
+    rules = list(_mark_unjudged(parse_rules(prepared.first_outcomes), kinds))
     files: dict[str, StoredFile] = {}
     people, unknown = list[pl.DataFrame](), list[pl.DataFrame]()
     make_folder(out)
-    for frame, of_people, of_codes in shards.apply(partial(_build_shard, plan, selection)):
+    for frame, of_people, of_codes in shards.apply(partial(_build_shard, plan, selection, rules)):
         files |= write_shard(out, len(files), frame)
         people.append(of_people)
         unknown.append(of_codes)
@@ -244,13 +254,32 @@ def _set_index_days(plan: SequencePlan, subjects: pl.DataFrame, as_of: str | Non
     return subjects.with_columns(index_day=end.cast(pl.Int64))
 
 
-def _list_phecodes(plan: SequencePlan, shard: ClaimsShard) -> set[str]:
-    """The rolled-up PheCodes of the codes of a shard."""
-    return set[str]().union(*steps.roll_up_codes(shard, plan.choices))
+def _survey_shard(plan: SequencePlan, shard: ClaimsShard) -> tuple[set[str], set[str]]:
+    """The rolled-up PheCodes of the codes of a shard, and the kinds of its claims."""
+    phecodes = set[str]().union(*steps.roll_up_codes(shard, plan.choices))
+    return phecodes, {SOURCES[kind] for kind in shard.rows["source"].unique()}
+
+
+class OutcomeRule(NamedTuple):
+    """The rule of an outcome as the claims of new people can be judged by it."""
+
+    rule: LabelRule
+    lacks_kinds: bool  # no claim is of a kind that it needs: it takes all kinds, with doubt
+
+
+def _mark_unjudged(rules: Iterable[LabelRule], kinds: frozenset[str]) -> Iterator[OutcomeRule]:
+    """The rules; one that needs other kinds of claims than `kinds` takes all."""
+    for rule in rules:
+        lacks_kinds = all(clause.sources.isdisjoint(kinds) for clause in rule.clauses)
+        if lacks_kinds:
+            any_kind = {"sources": frozenset(SOURCES)}
+            clauses = tuple(clause.model_copy(update=any_kind) for clause in rule.clauses)
+            rule = rule.model_copy(update={"clauses": clauses})
+        yield OutcomeRule(rule, lacks_kinds)
 
 
 def _build_shard(
-    plan: SequencePlan, selection: CodeSelection, shard: ClaimsShard
+    plan: SequencePlan, selection: CodeSelection, rules: Sequence[OutcomeRule], shard: ClaimsShard
 ) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
     """The sequences of a shard, a row a subject; `NewHistories.people` and `.unknown` of it."""
     assert plan.prepared is not None
@@ -268,7 +297,7 @@ def _build_shard(
         pl.col("index_day")
         if "index_day" in shard.cohort.columns
         else pl.lit(None, pl.Int64).alias("index_day"),
-        _find_outcomes(shard, parse_rules(plan.prepared.first_outcomes)),
+        *_find_outcomes(shard, rules),
     ).with_columns(starmap(pl.Series, rows.items()))
     is_known = pl.element() != sequence_builder.UNKNOWN
     understood = frame["codes"].list.eval(pl.element().filter(is_known))
@@ -280,16 +309,27 @@ def _build_shard(
     silent = pl.when(pl.col("rows") == 0).then(pl.lit(ABSENT_SO_FAR)).otherwise(pl.lit(SILENT))
     status = pl.when(pl.col("events") == 0).then(silent).otherwise(enough)
     had_all = pl.col("had").list.len() >= max(1, len(plan.prepared.class_names))
-    status = pl.when(had_all).then(pl.lit(HAD)).otherwise(status)
-    return frame, people.with_columns(status=status), unknown
+    outcome = pl.when("doubtful").then(pl.lit(DOUBTFUL)).otherwise(pl.lit(HAD))
+    status = pl.when(had_all).then(outcome).otherwise(status)
+    return frame, people.with_columns(status=status).drop("doubtful"), unknown
 
 
-def _find_outcomes(shard: ClaimsShard, rules: Sequence[LabelRule]) -> pl.Series:
-    """`had`: of each subject the names of the rules that its rows up to the index day fulfil."""
-    met = event_labels.add_onsets(shard.input_rows, shard.codes, rules, shard.cohort)
-    flags = [(rule.name, met[f"y_{rule.name}"].to_list()) for rule in rules]
-    names = [[name for name, ys in flags if ys[i] == 1] for i in range(met.height)]
-    return pl.Series("had", names, pl.List(pl.String))
+def _find_outcomes(shard: ClaimsShard, rules: Sequence[OutcomeRule]) -> list[pl.Series]:
+    """`had`: of each subject the names of the rules that its rows up to the index day fulfil, or
+    may; `doubtful`: whether it only may fulfil them, for its age or the kinds are unknown.
+    """
+    met = event_labels.add_onsets(
+        shard.input_rows, shard.codes, [rule for rule, _ in rules], shard.cohort
+    )
+    names: list[list[str]] = [[] for _ in range(met.height)]
+    doubtful = pl.repeat(value=False, n=met.height, dtype=pl.Boolean, eager=True)
+    for rule, lacks_kinds in rules:
+        label = met[f"y_{rule.name}"]
+        fulfils = label.fill_null(1) == 1
+        for i in fulfils.arg_true():
+            names[i].append(rule.name)
+        doubtful |= fulfils if lacks_kinds else label.is_null()
+    return [pl.Series("had", names, pl.List(pl.String)), doubtful.alias("doubtful")]
 
 
 def _judge_rows(
