@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,32 @@ def test_the_forms_of_all_columns_of_dates_are_named_together(tmp_path: Path) ->
     subjects = read_folder(tmp_path, date_format=forms)[0].subjects
     assert subjects is not None
     assert list_cells(subjects, "birth", "obs_start")[0] == ("1950-01-21", "2010-01-22")
+
+
+@pytest.mark.parametrize("form", ["%m/%d/%Y", "%d.%m.%y", "%d-%m-%Y %H:%M"])
+@pytest.mark.parametrize(
+    ("wrong", "column"), [(3, "date"), (3, "birth"), (2, "date"), (2, "birth")]
+)
+def test_a_column_with_both_orders_of_day_and_month_is_refused(
+    tmp_path: Path, form: str, wrong: int, column: str
+) -> None:
+    """Up to two are slips, which are left out and counted."""
+    days = [date(1970, 1 + i % 12, 13 + i % 15) for i in range(60)]
+    other = form.replace("%m", "%x").replace("%d", "%m").replace("%x", "%d")
+    texts = [day.strftime(other if i < wrong else form) for i, day in enumerate(days)]
+    dates = texts if column == "date" else ["2015-03-04"] * 60
+    births = texts if column == "birth" else ["1950-01-02"] * 60
+    rows = [f"a{i},{day},I10" for i, day in enumerate(dates)]
+    write_files(tmp_path, claims__csv="\n".join(["patient_id,date,icd10", *rows, ""]))
+    people = [f"a{i},{day}" for i, day in enumerate(births)]
+    write_files(tmp_path, patients__csv="\n".join(["patient_id,birth_date", *people, ""]))
+    options = {"date_format": (f"{column}={form}",)}
+    if wrong > 2:
+        finding = catch_refusal(tmp_path, **options).finding
+        assert finding.problem == f"3 of 60 dates are not {form} but {other}"
+        assert finding.file == ("claims.csv" if column == "date" else "patients.csv")
+    else:
+        read_folder(tmp_path, **options)
 
 
 @pytest.mark.parametrize("other", ["claims", "patients"])

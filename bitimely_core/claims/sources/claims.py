@@ -106,7 +106,7 @@ from bitimely_core.claims.sources.vital_states import (
 from bitimely_core.claims.unknown_dates import DEFAULTS, blank_dates
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats.sniffer import find_delimiter
-from bitimely_core.formats.source import Source
+from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.formats.stat_files import is_stat_file, read_value_labels
 
 EVENT_COLUMNS = {
@@ -362,9 +362,10 @@ def _refuse_forms(
     if name and not (source_tables[0].beside or is_quarter(name)):
         texts = peek_texts(table.path, name, table.delimiter)
         columns["date"] = table.file, pl.Series(texts, dtype=pl.String)
-    refuse_several_forms(
-        {key: (file, reformat_dates(c, forms[key])) for key, (file, c) in columns.items()}
-    )
+    for key, (file, column) in columns.items():
+        with locate_errors(file):
+            columns[key] = file, reformat_dates(column, forms[key])
+    refuse_several_forms(columns)
 
 
 def _open_events(request: _Request, files: Sequence[str]) -> list[SourceTable]:

@@ -5,6 +5,7 @@ of dates.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -57,6 +58,7 @@ SAMPLE_ROWS = 200  # by which it is known what a column holds
 DATE_SAMPLES = 200  # distinct unreadable dates that the advice is made from
 NAMES_SHOWN = 6  # accepted names of a missing column
 DATE_CHARACTERS = 10  # characters of an unreadable date of which the shape is shown
+SLIPS = 2  # dates with day and month the other way round that a table may have for no reason
 
 
 def open_table(
@@ -293,6 +295,8 @@ def read_first(blocks: Iterable[pl.DataFrame], names: Sequence[str], rows: int) 
 def reformat_dates(column: pl.Series, form: str, near: int | None = None) -> pl.Series:
     """Dates in a form of `dates.parse_day` as YYYY-MM-DD; other texts, or all without a form,
     unchanged.
+
+    Raises UserError: date, for a column of which some texts have the day first, others the month.
     """
     if not form:
         return column
@@ -301,7 +305,28 @@ def reformat_dates(column: pl.Series, form: str, near: int | None = None) -> pl.
         day = dates.parse_day(text, form, near)
         return text if day is None else dates.format_day(day)
 
-    return map_texts(column, reformat, pl.String)
+    written = map_texts(column, reformat, pl.String)
+    _refuse_both_orders(written, form)
+    return written
+
+
+def _refuse_both_orders(written: pl.Series, form: str) -> None:
+    """Raises UserError: date, where more than slips of the texts that a form does not read have
+    day and month the other way round: then those up to day 12 that it reads may be wrong, too.
+    """
+    swapped = form.translate(str.maketrans("dm", "md"))
+    if not {"%d", "%m"} <= set(re.findall("%.", form)):
+        return
+    unread = written.filter(written.str.contains("^[0-9]{1,2}[^0-9]"))
+    n_other = map_texts(unread, lambda text: dates.parse_day(text, swapped), pl.Int32).count()
+    if n_other > SLIPS + written.count() / 100:
+        raise input_error(
+            Reason.DATE,
+            f"{n_other} of {written.count()} dates are not {form} but {swapped}",
+            "expected one order of day and month: which one is 03/04 cannot be known",
+            "Write all dates as YYYY-MM-DD, each part of the table in its own order",
+            field=written.name,
+        )
 
 
 def assign_vocabulary(column: pl.Series, since: int, before: str, after: str) -> pl.Series:

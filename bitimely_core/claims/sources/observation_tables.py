@@ -20,6 +20,7 @@ from bitimely_core.claims.sources.columns import (
 from bitimely_core.claims.sources.subject_tables import TableAccounts
 from bitimely_core.claims.unknown_dates import DEFAULTS, blank_dates
 from bitimely_core.errors import Place, Reason
+from bitimely_core.formats.source import locate_errors
 
 PERIOD_DATES = ("obs_start", "obs_end")
 
@@ -50,7 +51,8 @@ def read_spells(
         form = forms.get(name, "")
         texts, findings = complete_dates(spells[name], name, form, file)
         accounts.findings += findings
-        texts = blank_dates(reformat_dates(texts, form), DEFAULTS)
+        with locate_errors(file):
+            texts = blank_dates(reformat_dates(texts, form), DEFAULTS)
         counts = DateCounts().add(texts)
         refuse_unread_dates(counts, file, name)
         place: Place = {"file": file, "field": name}

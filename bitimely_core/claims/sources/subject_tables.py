@@ -26,6 +26,7 @@ from bitimely_core.claims.sources.columns import (
 from bitimely_core.claims.sources.id_spellings import IdSpellings
 from bitimely_core.claims.sources.source_table import OpenTable, count_dropped
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
+from bitimely_core.formats.source import locate_errors
 from bitimely_core.types import SourceRows, find_only
 
 SEX_NUMBERS = {"unknown": 0, "male": 1, "female": 2}
@@ -33,7 +34,7 @@ SEXES = {word: SEX_NUMBERS[sex] for word, sex in words.index_words("sexes").item
 # words that mean one thing beside one word and another beside another -> what they mean together
 # and what is said of it
 PAIRED_SEXES = {
-    ("0", "1"): ({}, "1 is taken for male, 0 for unknown"),
+    ("0", "1"): ({"1": 0}, "1 may be male or female: they count as unknown"),
     ("1", "3"): ({"3": 2}, "1 is taken for male, 3 for female, as in Brazil"),
     ("h", "m"): ({"h": 1, "m": 2}, "H is taken for male, M for female (hombre and mujer)"),
     ("m", "v"): (
@@ -160,7 +161,8 @@ def make_subjects(
         form = forms.get(name, "")
         column, findings = complete_dates(frame[name], name, form, file)
         accounts.findings += findings
-        written = reformat_dates(column, form, near)
+        with locate_errors(file):
+            written = reformat_dates(column, form, near)
         frame = frame.with_columns(_blank_unknown_dates(written, name, file, accounts))
         counts = DateCounts().add(frame[name])
         refuse_unread_dates(counts, file, name)
