@@ -950,6 +950,20 @@ def test_an_observation_without_an_end_reaches_to_the_last_day(
     assert ends == [SPELLS[0][1], read_control()["date"].max()]
 
 
+@pytest.mark.parametrize("file", ["patients.csv", "enrollment.csv"])
+def test_an_observation_that_ends_before_it_starts_is_said(
+    ingest: Ingest, raw: Path, file: str
+) -> None:
+    copy_case(raw, "00_control")
+    start, end = ["2005-01-01"] * 55 + ["2009-12-31"] * 5, "2009-01-01"
+    dates = read_patients().with_columns(obs_start=pl.Series(start), obs_end=pl.lit(end))
+    dates.write_csv(raw / file)
+    ended = ingest(raw, "--keep-dates")
+    assert ended.has(f"{file}:obs_end: 5 times of observation end before they start")
+    cohort = open_cache(ended.workspace / "cache" / "pophr").cohort(("subject_id", "obs_start"))
+    assert cohort["obs_start"].null_count() == 5
+
+
 def test_a_table_of_observation_by_other_names_is_asked_for(ingest: Ingest, raw: Path) -> None:
     copy_case(raw, "00_control")
     make_spells("patient_id", "from_day", "to_day").write_csv(raw / "insured.csv")
@@ -1192,6 +1206,25 @@ def test_formats_that_are_not_read_are_named(
     ended = ingest(raw)
     assert ended.code == 4
     assert ended.has(f"not read: '{name}'", advice)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_named"),
+    [
+        ("deaths.xlsx", True),
+        ("claims_2006.csv.zip", True),
+        ("patients.xlsx", False),  # the origin of patients.csv
+        ("codebook.xlsx", False),
+    ],
+)
+def test_tables_beside_claims_in_formats_that_are_not_read_are_named(
+    ingest: Ingest, raw: Path, name: str, *, is_named: bool
+) -> None:
+    copy_case(raw, "00_control")
+    (raw / name).write_bytes(b"PK\x03\x04")
+    ended = ingest(raw)
+    assert ended.code == 0
+    assert ended.has(f"not read: '{name}'") == is_named
 
 
 PCORNET = ("PATID", "ADMIT_DATE", "DX", "PX"), ("diagnosis", "procedures", "vital")

@@ -70,6 +70,7 @@ from bitimely_core.claims.sources.plain_files import (
     find_plain_files,
     list_names,
     list_partitions,
+    report_other_formats,
     report_patients,
     report_unread,
 )
@@ -325,7 +326,7 @@ def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -
     source_tables = _open_events(request, files.claims)
     answers = ["truth.csv"] if "ledger.json" in source.files else []  # of made-up claims
     unread = report_unread(files, [*options.phecode_map, *answers])
-    survey.findings += [*report_patients(files), *unread]
+    survey.findings += [*report_patients(files), *unread, *report_other_formats(source, files)]
     people = _read_subject_facts(request, files)
     forms = parse_date_forms(options)
     _refuse_forms(source_tables, people, forms)

@@ -17,7 +17,7 @@ from bitimely_core.claims.sources.columns import (
     refuse_unread_dates,
     warn_of_rows,
 )
-from bitimely_core.claims.sources.subject_tables import TableAccounts
+from bitimely_core.claims.sources.subject_tables import TableAccounts, report_reversed
 from bitimely_core.claims.unknown_dates import DEFAULTS, blank_dates
 from bitimely_core.errors import Place, Reason
 from bitimely_core.formats.source import locate_errors
@@ -68,6 +68,7 @@ def read_spells(
             for key, name in zip(PERIOD_DATES, ("start", "end"), strict=True)
         ),
     )
+    accounts.findings += report_reversed(read["start"] > read["end"], file)
     last = pl.lit(accounts.last, pl.Int32)
     read = read.with_columns(end=pl.when(is_open).then(last).otherwise("end"))
     return read.drop_nulls().filter(pl.col("start") <= pl.col("end"))

@@ -477,6 +477,23 @@ def report_unread(files: PlainFiles, read_elsewhere: Sequence[str]) -> list[Find
     ]
 
 
+def report_other_formats(source: Source, files: PlainFiles) -> list[Finding]:
+    """Warnings of files in formats that are not read here, which by their names hold more claims or
+    what is told of subjects.
+    """
+    used = (files.claims, files.patients, files.labels, files.deaths, files.periods)
+    read = set(map(name_table, itertools.chain(*used)))
+    names = {name for role in (*ROLES, "periods") for name in words.WORDS["tables"][role]}
+    claims = set(map(cut_number, files.claims))
+    findings: list[Finding] = []
+    for hint, endings in OTHER_FORMATS.items():
+        paths = [path for path in sorted(source.files) if path.lower().endswith(endings)]
+        paths = [path for path in paths if name_table(path) not in read]
+        wanted = [path for path in paths if name_table(path) in names or cut_number(path) in claims]
+        findings += _report_files(wanted, "warning", "its format is none of those read here", hint)
+    return findings
+
+
 def _report_codes(files: PlainFiles, paths: Sequence[str]) -> list[Finding]:
     """Warnings of those of some tables that hold diagnoses, which are not read."""
     why = "more diagnoses are in it than in the claims"

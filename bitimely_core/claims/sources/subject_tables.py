@@ -171,9 +171,27 @@ def make_subjects(
         accounts.findings += warn_of_rows(
             counts.bad, Reason.METADATA, problem, "they count as unknown", file=file, field=name
         )
+    is_reversed = dates.parse_days(frame["obs_start"]) > dates.parse_days(frame["obs_end"])
+    accounts.findings += report_reversed(is_reversed, file)
+    frame = frame.with_columns(
+        pl.when(~is_reversed.fill_null(value=False)).then(name).alias(name)
+        for name in ("obs_start", "obs_end")
+    )
     sex, findings = _read_sexes(frame["sex"], file)
     accounts.findings += findings
     return frame.select("subject_id", *SUBJECT_DATE_COLUMNS, sex)
+
+
+def report_reversed(is_reversed: pl.Series, path: str) -> list[Finding]:
+    """A warning of times of observation that end before they start."""
+    return warn_of_rows(
+        int(is_reversed.sum()),
+        Reason.METADATA,
+        "times of observation end before they start",
+        "they are left out",
+        file=path,
+        field="obs_end",
+    )
 
 
 def report_unread_dates(table: OpenTable) -> list[Finding]:
