@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from bitimely_core.cache import Cache
 from bitimely_core.claims import (
     build_findings,
     code_values,
@@ -457,9 +458,17 @@ def _describe_preparation(plan: SequencePlan, selection: CodeSelection) -> Histo
         rules=manifest.rules,
         defining=tuple(sorted(plan.rule_phecodes)),
         reading=manifest.settings.options,
+        kinds=_list_kinds(plan.cache),
         codemap=CodeMap.load(plan.cache.folder / manifest.codemap),
         values=None if plan.fitted is None else plan.fitted.to_dicts(),
     )
+
+
+def _list_kinds(cache: Cache) -> tuple[str, ...]:
+    """The kinds of claims of a cache."""
+    shards = range(len(cache.events_manifest.shards))
+    present = {kind for n in shards for kind in cache.shard(n, ("source",))["source"].unique()}
+    return tuple(sorted(present))
 
 
 def _list_first_outcomes(plan: SequencePlan) -> Sequence[RuleTable]:

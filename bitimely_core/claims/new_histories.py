@@ -7,7 +7,7 @@ Nobody is left out: a person without any known code has the single code [UNK], a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import starmap
@@ -61,10 +61,9 @@ from bitimely_core.tokens.sequences import (
     publish_sequences,
     write_shard,
 )
+from bitimely_core.types import find_only
 
 DATASET = "pophr"  # which reads all layouts of claims
-# layout -> kind of claims of all its rows
-KINDS = {"mimic3": "inpatient", "mimic4": "inpatient"}
 UNSTATED = ("claims", "meds")  # layouts whose tables may state no kind of claims
 # options of the ingest of the training that hold for other files of the same layout
 READING = (
@@ -167,8 +166,7 @@ def ingest_new_subjects(
     reading = prepared.reading
     chosen = {"source": layout or ClaimsOptions.source, "rules": "none", "for_cohort": True}
     if chosen["source"] in UNSTATED:
-        trained = reading.get("source", ClaimsOptions.source)
-        chosen["default_source"] = reading.get("default_source") or KINDS.get(trained, "")
+        chosen["default_source"] = reading.get("default_source") or find_only(prepared.kinds, "")
     if chosen["source"] == reading.get("source"):
         chosen |= {name: reading[name] for name in READING if name in reading}
     chosen |= {name: reading[name] for name in CODING if name in reading}
@@ -205,7 +203,7 @@ def build_new_histories(
     carried = set[str]().union(*(phecodes for phecodes, _ in surveys))
     selection = prevalence.fix_codes(prepared.vocabulary, carried, plan.choices)
     kinds = frozenset[str]().union(*(kinds for _, kinds in surveys))
-    rules = list(_mark_unjudged(parse_rules(prepared.first_outcomes), kinds))
+    rules = list(_widen_rules(prepared, kinds))
     files: dict[str, StoredFile] = {}
     people, unknown = list[pl.DataFrame](), list[pl.DataFrame]()
     make_folder(out)
@@ -261,21 +259,25 @@ def _survey_shard(plan: SequencePlan, shard: ClaimsShard) -> tuple[set[str], set
 
 
 class OutcomeRule(NamedTuple):
-    """The rule of an outcome as the claims of new people can be judged by it."""
+    """The rule of an outcome, and what may be it where kinds of claims of the training are absent:
+    claims of all kinds count for the clauses that need these.
+    """
 
     rule: LabelRule
-    lacks_kinds: bool  # no claim is of a kind that it needs: it takes all kinds, with doubt
+    wide: LabelRule
 
 
-def _mark_unjudged(rules: Iterable[LabelRule], kinds: frozenset[str]) -> Iterator[OutcomeRule]:
-    """The rules; one that needs other kinds of claims than `kinds` takes all."""
-    for rule in rules:
-        lacks_kinds = all(clause.sources.isdisjoint(kinds) for clause in rule.clauses)
-        if lacks_kinds:
-            any_kind = {"sources": frozenset(SOURCES)}
-            clauses = tuple(clause.model_copy(update=any_kind) for clause in rule.clauses)
-            rule = rule.model_copy(update={"clauses": clauses})
-        yield OutcomeRule(rule, lacks_kinds)
+def _widen_rules(prepared: HistoryPreparation, kinds: frozenset[str]) -> Iterator[OutcomeRule]:
+    """The rules of the run; `kinds`: of the claims of the new people."""
+    any_kind = {"sources": frozenset(SOURCES)}
+    for rule in parse_rules(prepared.first_outcomes):
+        clauses = tuple(
+            clause.model_copy(update=any_kind)
+            if clause.sources.isdisjoint(kinds) and not clause.sources.isdisjoint(prepared.kinds)
+            else clause
+            for clause in rule.clauses
+        )
+        yield OutcomeRule(rule, rule.model_copy(update={"clauses": clauses}))
 
 
 def _build_shard(
@@ -316,19 +318,20 @@ def _build_shard(
 
 def _find_outcomes(shard: ClaimsShard, rules: Sequence[OutcomeRule]) -> list[pl.Series]:
     """`had`: of each subject the names of the rules that its rows up to the index day fulfil, or
-    may; `doubtful`: whether it only may fulfil them, for its age or the kinds are unknown.
+    may; `doubtful`: whether it only may fulfil them, for its age or kinds of claims are unknown.
     """
-    met = event_labels.add_onsets(
-        shard.input_rows, shard.codes, [rule for rule, _ in rules], shard.cohort
-    )
-    names: list[list[str]] = [[] for _ in range(met.height)]
-    doubtful = pl.repeat(value=False, n=met.height, dtype=pl.Boolean, eager=True)
-    for rule, lacks_kinds in rules:
-        label = met[f"y_{rule.name}"]
-        fulfils = label.fill_null(1) == 1
-        for i in fulfils.arg_true():
+    labels = [
+        event_labels.add_onsets(shard.input_rows, shard.codes, chosen, shard.cohort)
+        for chosen in ([pair.rule for pair in rules], [pair.wide for pair in rules])
+    ]
+    names: list[list[str]] = [[] for _ in range(shard.cohort.height)]
+    doubtful = pl.repeat(value=False, n=shard.cohort.height, dtype=pl.Boolean, eager=True)
+    for rule, _ in rules:
+        is_sure, may_be = (met[f"y_{rule.name}"].ne_missing(0) for met in labels)
+        is_sure &= labels[0][f"y_{rule.name}"].is_not_null()
+        for i in may_be.arg_true():
             names[i].append(rule.name)
-        doubtful |= fulfils if lacks_kinds else label.is_null()
+        doubtful |= may_be & ~is_sure
     return [pl.Series("had", names, pl.List(pl.String)), doubtful.alias("doubtful")]
 
 

@@ -136,6 +136,7 @@ class HistoryPreparation(StoredRecord):
     values: list[dict[str, Any]] | None  # rows of `code_values.fit_values`; None: no numbers
     # rules of labels which those who fulfil them by their index days do not have: they had them
     first_outcomes: tuple[dict[str, object], ...] = ()
+    kinds: tuple[str, ...] = ()  # of the claims of the training
     # of a run: labels, with horizons, that nobody of its training has
     labels_without_cases: tuple[str, ...] = ()
 
