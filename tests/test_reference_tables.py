@@ -137,6 +137,49 @@ def test_a_table_says_whose_recordings_are(
     assert list_subjects(folder) == dict(zip(names.split(), wanted.split(), strict=True))
 
 
+@pytest.mark.parametrize(
+    ("names", "text", "wanted"),
+    [
+        ("a b c d", "file,user,label\na,u,x\nb,u,y\nc,v,x\nd,v,y\n", "a b c d"),
+        ("a b c d", "file,user_id,age,label\na,u,1,x\nb,u,1,y\nc,v,2,x\nd,v,2,y\n", "u u v v"),
+        ("u_a u_b v_a v_b", "file,user,label\nu_a,u,x\nu_b,u,y\nv_a,v,x\nv_b,v,y\n", "u u v v"),
+        ("a b c d", "file,user\na,u\nb,u\nc,v\nd,v\n", "u u v v"),
+    ],
+)
+def test_users_beside_classes_may_be_raters(
+    folder: Path, names: str, text: str, wanted: str
+) -> None:
+    for seed, name in enumerate(names.split()):
+        write_recording(folder / f"{name}.csv", seed)
+    (folder / "t.csv").write_text(text)
+    assert list(list_subjects(folder).values()) == wanted.split()
+
+
+@pytest.mark.parametrize(
+    ("people", "chosen", "labels"),
+    [
+        ("subject,age\nS1,20\nS2,30\n", "", "x y x y"),
+        ("file,subject\nS1_a,S1\nS1_b,S1\nS2_a,S2\nS2_b,S2\n", "", "x y x y"),
+        ("subject,group\nS1,c\nS2,d\n", 'path = "people.csv"\nsubject = "subject"\n'
+         'label = "group"', "c c d d"),
+    ],
+)  # fmt: skip
+def test_subjects_beside_a_table_of_the_map_are_read(
+    folder: Path, people: str, chosen: str, labels: str
+) -> None:
+    names = ["S1_a", "S1_b", "S2_a", "S2_b"]
+    for seed, name in enumerate(names):
+        write_recording(folder / f"{name}.csv", seed)
+    (folder / "labels.csv").write_text("file,label\nS1_a,x\nS1_b,y\nS2_a,x\nS2_b,y\n")
+    (folder / "people.csv").write_text(people)
+    path = folder.parent / "map.toml"
+    chosen = chosen or 'path = "labels.csv"\nfile = "file"\nlabel = "label"'
+    path.write_text(f"[[files]]\npattern = 'S*.csv'\n[table]\n{chosen}\n")
+    records = read_folder(folder, options={"map": str(path)})
+    assert [records[name].subject_id for name in names] == ["S1", "S1", "S2", "S2"]
+    assert [records[name].attributes["label"] for name in names] == labels.split()
+
+
 def test_classes_of_subjects_are_those_of_their_recordings(folder: Path) -> None:
     for seed, name in enumerate(["S1/n1", "S1/n2", "S2/n1", "S3/n1", "S3/n2", "S4/n1", "S5/n1"]):
         write_recording(folder / f"{name}.csv", seed)

@@ -541,19 +541,46 @@ def _find_reference(
     recordings: Mapping[str, tuple[Format, FileRule]],
     formats: tuple[Format, ...],
 ) -> ReferenceTable:
-    """The table beside recordings whose classes no map states; it is no recording.
+    """The table beside recordings with the subjects, and the classes, that no map states; it is no
+    recording.
 
     A BIDS folder has its own. Data sets of one format have no view of classes.
     """
-    if chosen.table or is_bids(source) or any(map(_states_classes, chosen.files)):
+    table = chosen.table
+    if is_bids(source) or (table and table.file and table.subject):
         return NO_REFERENCE
     assigned = assign_recording_keys(recordings).keys
     keys = {key: rel for rel, same in assigned.items() for key in same}
-    stated = chosen.annotations.path if chosen.annotations else ""
+    if table and table.subject:
+        reference = find_reference_table(source, [table.path], keys, classes=False)
+        return NO_REFERENCE._replace(subjects=reference.subjects)
+    stated = {rule.path for rule in (chosen.annotations, table) if rule}
     rels = [
-        rel for rel in source.files if rel != stated and SUFFIXES.get(find_suffix(rel)) == "table"
+        rel
+        for rel in source.files
+        if rel not in stated and SUFFIXES.get(find_suffix(rel)) == "table"
     ]
-    return find_reference_table(source, rels, keys, classes=len(formats) > 1)
+    has_classes = table is not None or any(map(_states_classes, chosen.files))
+    classes = len(formats) > 1 and not has_classes
+    reference = find_reference_table(source, rels, keys, classes=classes)
+    return _keep_subjects(source, reference, keys) if table else reference
+
+
+def _keep_subjects(
+    source: Source, reference: ReferenceTable, keys: Mapping[str, str]
+) -> ReferenceTable:
+    """The subjects that a table of recordings states beside that of the map."""
+    rule = reference.rule
+    if rule is None:
+        return reference
+    account, rows = read_attributes(source, rule, headed=reference.headed)
+    subjects = {
+        keys[name]: str(row["subject"])
+        for name, row in rows.items()
+        if name in keys and "subject" in row
+    }
+    findings = [*reference.findings, *account]
+    return NO_REFERENCE._replace(findings=findings, people=rule.path, subjects=subjects)
 
 
 def _read_table(
@@ -636,14 +663,19 @@ def describe_recording(
     """
     chosen, labels, options = folder.chosen, folder.labels, folder.options
     groups = search_groups(rule.match, rel)
-    subject = groups.get("subject") or rule.subject or _find_named_subject(rel)
+    subject = (
+        groups.get("subject")
+        or rule.subject
+        or _find_named_subject(rel)
+        or labels.subjects.get(rel, "")
+    )
     row = labels.find_row([*keys, subject])
     notes = labels.list_notes(keys)
     is_numeric = chosen.annotations is not None and bool(chosen.annotations.value)
     rules = read_label_rules(chosen)
     info = RecordingInfo(
         recording_id=name,
-        subject_id=str(row.get("subject") or subject or labels.subjects.get(rel) or name),
+        subject_id=str(row.get("subject") or subject or name),
         attributes=_list_attributes(rel, row, groups, rule, rules.words or {}),
         notes=() if is_numeric else notes,
         numbers=notes if is_numeric else (),

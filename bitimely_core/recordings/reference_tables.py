@@ -37,6 +37,7 @@ SHOWN = 6  # classes or columns in a message
 MARK = re.compile(r"[_\-. ]")  # behind the subject in the name of a recording
 INSIDE = re.compile(r"(?=((?<!\d)\d+|(?<![^\W_])[^\W_]+))")  # words of a name, numbers in them
 VAGUE = {"id", "user", "user_id", "case_id", "caseid"}  # may be rows, raters or visits
+RATERS = {"user", "user_id"}  # of those, beside classes
 OF_PEOPLE = re.compile(r"subj|patient|partic|person|people|demogr|(?<![^\W_])(age|sex|gender)")
 
 
@@ -74,7 +75,7 @@ class ReferenceColumns(NamedTuple):
     cells: dict[str, list[str]]  # of the other columns, without empty ones
     classes: list[str]  # columns that can hold classes
     rows: int = 0  # of a table of subjects
-    has_visits: bool = False  # several rows a subject, of which only the subject is read
+    unclear: str = ""  # a column of subjects, or of those who rated the recordings
 
     @property
     def is_of_subjects(self) -> bool:
@@ -137,7 +138,7 @@ def _add_subjects(
     candidates: Sequence[ReferenceColumns], people: ReferenceColumns
 ) -> ReferenceTable:
     """The table of `candidates`, if there are any, with the subjects of the table `people`."""
-    reference = _choose_reference(candidates or ([] if people.has_visits else [people]))
+    reference = _choose_reference(candidates or ([people] if people.classes else []))
     reports = list(reference.findings)
     if reference.rule is None or candidates:
         reports.append(_report_table(people, "", alone=True))
@@ -196,7 +197,9 @@ def _find_table(
     with suppress(UserError):  # whatever it is, it is no such table
         text = _open_table(source.path(rel))
         readings = (
-            [_find_recordings(rel, text, keys), _find_subjects(rel, text, owners)] if text else []
+            [_find_recordings(rel, text, keys, owners), _find_subjects(rel, text, owners)]
+            if text
+            else []
         )
         usable = [table for table in readings if table and (table.classes or table.subject)]
         return max(usable, key=lambda table: len(table.bearers), default=None)
@@ -218,10 +221,16 @@ def _report_table(table: ReferenceColumns, label: str, *, alone: bool = False) -
         Reason.LABEL if label else Reason.IDENTIFIER,
         " and ".join([f"names {what}", *parts]),
         "read for generic/classification" if label else "only these are read" if alone else "read",
-        "If they are none, give --map with a [table]",
+        f"If they are none, give --map with a [table]{_propose_subject(table)}",
         file=table.file,
         count=len(table.bearers),
     )
+
+
+def _propose_subject(table: ReferenceColumns) -> str:
+    """What to state where a column that may be of raters is that of the subjects."""
+    name = safe_text(table.unclear)
+    return f"; so do where {name} names subjects, not raters" if table.unclear else ""
 
 
 def _count_classes(cells: Sequence[str]) -> str:
@@ -245,7 +254,9 @@ def _open_table(path: Path) -> TableText | None:
     return TableText(path, delimiter, list(names))
 
 
-def _find_recordings(rel: str, text: TableText, keys: Mapping[str, str]) -> ReferenceColumns | None:
+def _find_recordings(
+    rel: str, text: TableText, keys: Mapping[str, str], owners: Mapping[str, OwnerNames]
+) -> ReferenceColumns | None:
     """The columns of a table that names recordings; None for another table."""
     first = chain(map(str.strip, text.names), *islice(text.list_rows(), FIRST_ROWS))
     if keys.keys().isdisjoint(first):
@@ -262,11 +273,26 @@ def _find_recordings(rel: str, text: TableText, keys: Mapping[str, str]) -> Refe
     filled = _select_filled(text.names, columns, is_named)
     del filled[text.names[place]]
     subject = _find_subject_column(filled) if headed else ""
-    filled.pop(subject, None)
+    subjects = filled.pop(subject, [])
     classes = _find_class_columns(filled)
+    may_rate = fold_column(subject) in RATERS and bool(classes) and not _is_of_people(rel, text)
+    unclear = subject if may_rate and not _assign_owners(set(subjects), owners) else ""
     return ReferenceColumns(
-        rel, text.names[place], bearers, headed, text.delimiter, subject, filled, classes
+        rel,
+        text.names[place],
+        bearers,
+        headed,
+        text.delimiter,
+        "" if unclear else subject,
+        filled,
+        classes,
+        unclear=unclear,
     )
+
+
+def _is_of_people(rel: str, text: TableText) -> bool:
+    """Whether the name of a table or of one of its columns says that it is about people."""
+    return any(map(OF_PEOPLE.search, map(str.lower, [rel, *text.names])))
 
 
 def _find_subjects(
@@ -274,7 +300,7 @@ def _find_subjects(
 ) -> ReferenceColumns | None:
     """The columns of a table with a row a subject; None for another table."""
     names = [name for name in text.names if fold_column(name) in PEOPLE]
-    if not names or not any(map(OF_PEOPLE.search, map(str.lower, [rel, *text.names]))):
+    if not names or not _is_of_people(rel, text):
         return None
     columns = dict(zip(text.names, zip(*text.list_rows(), strict=True), strict=False))
     subjects = {
@@ -298,7 +324,6 @@ def _find_subjects(
         cells=filled,
         classes=_find_class_columns(filled) if sum(is_used) == len(used) else [],
         rows=len(columns[key]),
-        has_visits=sum(is_used) > len(used),
     )
 
 
