@@ -1071,6 +1071,20 @@ def test_an_e4_session_gives_windows_and_an_empty_file_of_marks_is_none(tmp_path
     assert len(made) == 7  # of 10 s, from where the heart rate begins to 80 s
 
 
+@pytest.mark.parametrize("chosen", ["", '[[files]]\nmatch = "(?P<recording>s)/"\n'])
+def test_labels_in_the_folder_of_a_session_are_its_own_and_count_once(
+    tmp_path: Path, chosen: str
+) -> None:
+    write_e4(tmp_path / "raw" / "s")
+    text = f"{E4_START + 20:.0f},{E4_START + 40:.0f},stress\n{E4_START + 50:.0f},,mark\n"
+    (tmp_path / "raw" / "s" / "labels.csv").write_text(f"start,end,label\n{text}")
+    path = tmp_path / "map.toml"
+    path.write_text(f'{chosen}pattern = "*.csv"\nlabels = "{{folder}}/labels.csv"\n')
+    (record,) = read_folder(tmp_path, path if chosen else None).values()
+    notes = [note for note in record.annotations if note.label not in {"beat", "tag"}]
+    assert notes == [(20.0, 20.0, "stress"), (50.0, 0.0, "mark")]
+
+
 def test_intervals_without_their_session_are_a_channel(tmp_path: Path) -> None:
     write_e4(tmp_path / "whole")
     (tmp_path / "raw").mkdir()

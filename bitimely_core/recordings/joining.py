@@ -167,11 +167,11 @@ def join_records(info: RecordingInfo, reads: Sequence[tuple[str, Read]]) -> Reco
     findings = [finding.at(part.file) for part in placed for finding in part.record.findings]
     info = replace(info, units={}, is_part=False)
     joined = make_record(placed[0].file, info, signals, findings=findings, start=start)
-    notes = [
-        Annotation(note.onset + part.onset, note.duration, note.label)
+    notes = {  # one file of labels may be that of several parts
+        Annotation(round(note.onset + part.onset, 6), note.duration, note.label)
         for part in placed
         for note in part.record.annotations
-    ]
+    }
     return replace(joined, annotations=sorted([*joined.annotations, *notes]))
 
 

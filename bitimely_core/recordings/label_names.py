@@ -27,9 +27,11 @@ class LabelNames:
     In this order: the name of the recording; the same without words such as `hypnogram` and `PSG`;
     the name of the recording and further words, or in its folder the number of a scorer; a name
     that a single recording begins with; in a folder with one recording a name of such words alone.
+    The files `later` are parts of recordings in the same folder.
     """
 
-    def __init__(self, recordings: Iterable[str]) -> None:
+    def __init__(self, recordings: Iterable[str], later: Iterable[str] = ()) -> None:
+        parts = set(later)
         self.places: dict[tuple[str | None, str], list[str]] = {}  # folder, exact name
         self.cores: dict[tuple[str | None, str], list[str]] = {}
         self.beginnings: dict[tuple[str | None, str], list[str]] = {}
@@ -37,7 +39,8 @@ class LabelNames:
         for rel in recordings:
             folder, stem = str(PurePosixPath(rel).parent), PurePosixPath(strip_suffix(rel)).name
             tokens = _split_name(stem)
-            self.folders.setdefault(folder, []).append(rel)
+            if rel not in parts:
+                self.folders.setdefault(folder, []).append(rel)
             for place in (folder, None):
                 _add(self.places, place, stem.casefold(), rel)
                 _add(self.places, place, PurePosixPath(rel).name.casefold(), rel)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import glob
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -97,12 +97,13 @@ def find_labels(
     for file in named - forms.keys():
         forms[file] = _recognise(source, file) or ReadForm("text")  # read as such, or refused
     candidates = [file for file in candidates if file not in named]
-    pairs, lone, unread = _pair_by_name(source, recordings, candidates, forms)
+    sessions = find_sessions(source, recordings)
+    names = LabelNames((r for r in recordings if r not in forms), _list_later(sessions, recordings))
+    pairs, lone, unread = _pair_by_name(source, recordings, candidates, forms, names)
     pairs = _pair_with_themselves(source, recordings, pairs, forms) | pairs
     inherited = dict(find_all_events(source, recordings)) if is_bids(source) else {}
     staged = _pair_staged(source, inherited, forms)
     files = _describe_files(source, pairs | stated | staged, forms)
-    sessions = find_sessions(source, recordings)
     for rel in inherited.keys() - staged.keys():
         files[rel] = (*files.get(rel, ()), inherited[rel])
     for rel, events in _list_events(source, sessions):
@@ -148,6 +149,16 @@ def _pair_staged(
     return {rel: [events.rel] for rel, events in inherited.items() if events.rel in forms}
 
 
+def _list_later(sessions: Iterable[Session], recordings: Mapping[str, FileRule]) -> Iterator[str]:
+    """The tables of sessions that are joined to the first of them: the map states nothing of them.
+
+    The labels of a session come with its first table.
+    """
+    for session in sessions:
+        if not any(recordings[rel].model_fields_set for rel in session.parts):
+            yield from (*session.parts[1:], *session.events)
+
+
 def _list_events(source: Source, sessions: Iterable[Session]) -> Iterator[tuple[str, LabelFile]]:
     """Each table of a session with each of its files of events."""
     for session in sessions:
@@ -172,13 +183,14 @@ def _pair_by_name(
     recordings: Mapping[str, FileRule],
     candidates: Sequence[str],
     forms: dict[str, ReadForm],
+    names: LabelNames,
 ) -> tuple[dict[str, list[str]], list[str], list[str]]:
     """Recording -> its label files; label files of no recording; and texts named as a recording
     that hold no labels.
 
     `forms` gets what the files are. Files of recordings for which the map names others are of none.
     """
-    owners = _find_owners(recordings, candidates, forms)
+    owners = _find_owners(recordings, candidates, names)
     recognised = {file: forms.get(file) or _recognise(source, file) for file in owners}
     labelled = {file: form for file, form in recognised.items() if form is not None}
     pairs: dict[str, list[str]] = {}
@@ -212,12 +224,11 @@ def _pair_with_themselves(
 
 
 def _find_owners(
-    recordings: Mapping[str, FileRule], candidates: Sequence[str], forms: Collection[str]
+    recordings: Mapping[str, FileRule], candidates: Sequence[str], names: LabelNames
 ) -> dict[str, str]:
     """File -> the recording that it is named after, empty for none, of files that may hold labels:
     no recordings by themselves, and no arrays of recordings that are arrays.
     """
-    names = LabelNames(rel for rel in recordings if rel not in forms)
     owners = {file: names.find_owner(file) for file in candidates}
     return {
         file: owner
