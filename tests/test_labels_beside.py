@@ -316,13 +316,14 @@ def test_remarks_in_a_table_beside_are_no_labels(tmp_path: Path) -> None:
         ("signals/X1_heartrate.edf", "labels/X1_labeled_sleep.txt"),
         ("SC4001E0-PSG.edf", "SC4001EC-Hypnogram.txt"),
         ("p1/eeg.edf", "p1/stages.txt"),
+        ("psg/edfs/X3.edf", "psg/scored/X3-stages.txt"),
     ],
 )
 def test_a_label_file_belongs_to_the_recording_of_its_name(
     tmp_path: Path, recording: str, file: str
 ) -> None:
     write_night(tmp_path / "raw" / recording)
-    for other in ("a/X2.edf", "a/X11.edf", "p2/eeg.edf"):
+    for other in ("a/X2.edf", "a/X11.edf", "p2/eeg.edf", "watch/X3.edf"):
         write_night(tmp_path / "raw" / other)
     text = "onset,stage\n" if file.endswith(".csv") else ""
     text += "".join(f"{30 * i},{d}\n" if text else f"{d}\n" for i, d in enumerate(DIGITS))

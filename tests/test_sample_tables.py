@@ -1622,12 +1622,13 @@ def test_slow_observations_with_many_lost_rows_are_one_stretch(tmp_path: Path) -
 
 
 def test_columns_of_actigraphy_that_are_no_inputs(tmp_path: Path) -> None:
-    head = "mesaid,line,linetime,activity,whitelight,wake,latitude,longitude\n"
+    head = "mesaid,line,linetime,activity,whitelight,wake,latitude,longitude,interval\n"
 
     def row(i: int, _: float) -> str:
         seconds = 72_000 + 30 * i
         clock = f"{seconds // 3600 % 24}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
-        return f"7,{i + 1},{clock},{i % 40},{i % 3},{int(i % 100 < 40)},48.{i},11.{i}"
+        interval = "ACTIVE" if i < 60 else "REST-S"
+        return f"7,{i + 1},{clock},{i % 40},{i % 3},{int(i % 100 < 40)},48.{i},11.{i},{interval}"
 
     record = read(tmp_path, "mesa-sleep-0007.csv", lines(head, row))
     assert record.subject_id == "7"

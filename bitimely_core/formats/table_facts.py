@@ -19,6 +19,7 @@ INTERVALS = "intervals"  # form of a clock whose cells are the time since the ro
 RATE_SOURCES = {False: "first lines", True: "file beside it"}
 SLOW = 1.0  # Hz: labels are not faster
 LEAST_ROWS = 50  # of a table that is taken for samples without a map
+MANY_COLUMNS = 4  # of numbers
 
 ColumnKind = Literal["number", "time", "text", "label", "empty", "index", "left out"]
 
@@ -116,7 +117,8 @@ def add_description(
 def looks_like_samples(facts: TableFacts) -> bool:
     """Whether a table is one of samples, without a word of the user: many rows of numbers.
 
-    Tables of labels have a column of texts, few rows, or one column of codes and a slow clock.
+    Tables of labels have a column of texts, few rows, or one column of codes and a slow clock; those
+    of actigraphs have texts beside many numbers.
     """
     kinds = Counter(column.kind for column in facts.columns)
     if facts.vendor or not kinds["number"]:
@@ -125,8 +127,8 @@ def looks_like_samples(facts: TableFacts) -> bool:
         return False
     is_even = facts.clock is not None and not facts.clock.irregular
     is_fast = facts.found_rate is not None and facts.found_rate > SLOW
-    if is_even and is_fast:
-        return True  # no table of labels has a clock like that
+    if is_even and (is_fast or kinds["number"] >= MANY_COLUMNS):
+        return True  # no table of labels is like that
     return not _has_labels(facts) and (is_fast or not facts.is_codes)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
+from posixpath import commonpath
 
 from bitimely_core.recordings.mapping import strip_suffix
 from bitimely_core.types import find_only
@@ -27,6 +28,7 @@ class LabelNames:
     In this order: the name of the recording; the same without words such as `hypnogram` and `PSG`;
     the name of the recording and further words, or in its folder the number of a scorer; a name
     that a single recording begins with; in a folder with one recording a name of such words alone.
+    Of several such recordings it is the one that shares most of its path with the file.
     The files `later` are parts of recordings in the same folder.
     """
 
@@ -62,7 +64,7 @@ class LabelNames:
             for owners in self._list_owners(place, stem, tokens, core):
                 others = [rel for rel in owners if rel != file]
                 if others:
-                    return find_only(others, "")
+                    return _find_nearest(others, folder)
         inside = [rel for rel in self.folders.get(folder, ()) if rel != file]
         return inside[0] if not core and len(inside) == 1 else ""
 
@@ -79,6 +81,12 @@ class LabelNames:
             yield self.cores.get((place, numbered[1]), [])
         if any(character.isdigit() for character in core):
             yield self.beginnings.get((place, core), [])
+
+
+def _find_nearest(rels: Sequence[str], folder: str) -> str:
+    """The only one of files that shares most of its path with a folder; "" where several do."""
+    shared = [len(commonpath([f"/{rel}", f"/{folder}"])) for rel in rels]
+    return find_only([rel for rel, n in zip(rels, shared, strict=True) if n == max(shared)], "")
 
 
 def _add(
