@@ -148,6 +148,17 @@ FORMS = {
     + "".join(f"{SECONDS_1970 + 30 * i}000000,30,{w}\n" for i, w in enumerate(WORDS)),
     "a column named by its scorer": "onset,duration,stage_hum\n"
     + "".join(f"{30 * i},30,{w}\n" for i, w in enumerate(WORDS)),
+    "clock times with points": "Uhrzeit;Schlafstadium\n"
+    + "".join(f"{c.replace(':', '.')};{w}\n" for c, w in zip(CLOCKS, WORDS, strict=True)),
+    "durations of minutes and seconds": "Start time,Duration,Stage\n"
+    + "".join(f"{c},0:30,{w}\n" for c, w in zip(CLOCKS, WORDS, strict=True)),
+    "times of day in days": "start,end,stage\n"
+    + "".join(
+        f"{(86340 + 30 * i) / 86400 % 1:.9f},{(86370 + 30 * i) / 86400 % 1:.9f},{w}\n"
+        for i, w in enumerate(WORDS)
+    ),
+    "dates in days": "start,duration,stage\n"
+    + "".join(f"{43891 + (86340 + 30 * i) / 86400:.9f},30,{w}\n" for i, w in enumerate(WORDS)),
     "line ends of old computers": "\r".join(DIGITS),
     "somnomedics": "Signal ID: SchlafProfil\\profil\nStart Time: 01.03.2020 23:59:00\nUnit: \n"
     "Signal Type: Discret\nEvents list: N4,N3,N2,N1,Rem,Wach,Artefakt\nRate: 30 s\n\n"
@@ -609,6 +620,10 @@ def test_stages_of_a_night_are_counted_from_zero(tmp_path: Path) -> None:
     assert labels(recordings(tmp_path / "cache")["s1"]) == [
         (30.0 * i, 30.0, stage) for i, stage in enumerate(stages)
     ]
+    # also where they are far from the end of the recording
+    write(tmp_path / "raw" / "s1.csv", "time,stage\n" + "".join(rows[:120]))
+    attempt("generic", tmp_path / "raw", tmp_path / "short")
+    assert labels(recordings(tmp_path / "short")["s1"])[0] == (0.0, 30.0, "W")
     # the same times are those of the clock where the recording goes on
     write_night(tmp_path / "long" / "s1.edf", 2400 + 5400, start=datetime(2020, 3, 1, 23, 20, 0))
     write(tmp_path / "long" / "s1.csv", "time,stage\n" + "".join(rows))

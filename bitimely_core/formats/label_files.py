@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, pairwise
 from pathlib import Path
+from statistics import median
 from tokenize import TokenError
 from typing import Literal, NamedTuple
 
@@ -38,6 +39,8 @@ MAX_BYTES = 1 << 26
 HEAD = 60  # lines before the names of the columns, at most
 ARRAYS = {".json", ".mat", ".npy"}
 PREAMBLE = 12  # lines above a list of stages, at most
+SPREADSHEET_DAYS = (20_000.0, 80_000.0)  # dates from 1954 to 2119
+SINGLE_TIMES = 2  # times that are few enough to be seconds
 LATEST_ZERO = 600.0  # seconds; times that begin later are times of day
 MISSING = {"", "n/a", "na", "nan", "null", "none", ".", "-"}
 # what a column holds <- its names as `_fold_name` makes them, the first that is there counts
@@ -83,9 +86,11 @@ NUMBER = re.compile(r"[+-]?(?:\d+(?:[.,]\d*)?|[.,]\d+)(?:[eE][+-]?\d{1,3})?", re
 CODE = re.compile(r"-?\d{1,2}(?:\.0+)?")
 CLOCK = re.compile(
     r"(?:(?P<day>\d{4}-\d\d?-\d\d?|\d{1,2}[./]\d{1,2}[./]\d{2,4})[T ,]*)?"
-    r"(?P<h>\d{1,2}):(?P<m>\d\d)(?::(?P<s>\d\d(?:[.,]\d+)?))?\s*(?P<half>[AaPp]\.?[Mm]\.?)?"
+    r"(?P<h>\d{1,2})(?P<mark>:|\.(?=\d\d\.\d\d))(?P<m>\d\d)(?:(?P=mark)(?P<s>\d\d(?:[.,]\d+)?))?"
+    r"\s*(?P<half>[AaPp]\.?[Mm]\.?)?"
     r"\s*(?P<zone>Z|UTC|GMT|[+-]\d\d:?\d\d)?"
 )
+SHORT = re.compile(r"\d{1,3}:\d\d")  # hours and minutes, or minutes and seconds
 RDANN = re.compile(
     r"\s*(?:\[[^\]]*\]|[\d:.]+)\s+(?P<sample>\d+)\s+(?P<type>\S)\s+\d+\s+\d+\s+-?\d+"
     r"(?:\s+(?P<aux>\S.*?))?\s*"
@@ -567,10 +572,38 @@ def _place_rows(
     if columns.first_sample is not None:
         first = columns.first_sample
         return "a table of labels", "samples", [r._replace(onset=r.onset - first) for r in rows]
+    if _count_days(rows):
+        return "a table of labels", "day", _pass_midnight(_read_days(rows, columns))
     unit = find_unix_unit(rows[0].onset)
     if unit:
         return "a table of labels", "unix", _count_from_midnight(rows, columns, unit)
     return "a table of labels", "start", rows
+
+
+def _count_days(rows: Sequence[LabelRow]) -> bool:
+    """Whether onsets are times of day, or dates, as spreadsheets count them: in days.
+
+    As seconds, many labels would lie within one or two.
+    """
+    onsets = [row.onset for row in rows]
+    first, last = min(onsets), max(onsets)
+    is_short = (first >= 0 and last < 1) or (first > SPREADSHEET_DAYS[0] and last - first < 2)
+    return is_short and last < SPREADSHEET_DAYS[1] and len(set(onsets)) > SINGLE_TIMES
+
+
+def _read_days(rows: Sequence[LabelRow], columns: Columns) -> list[LabelRow]:
+    """Seconds of the day of times in days; so are durations, unless most last a second or more."""
+    lengths = [row.duration for row in rows if row.duration is not None]
+    are_seconds = columns.duration >= 0 and median(lengths or [0.0]) >= 1
+    factor = 1.0 if are_seconds else DAY
+    return [
+        LabelRow(
+            round(row.onset % 1 * DAY, 3),
+            row.duration and round(row.duration * factor, 3),
+            row.text,
+        )
+        for row in rows
+    ]
 
 
 def find_unix_unit(value: float) -> float:
@@ -611,9 +644,12 @@ def _read_epoch(row: Sequence[str], columns: Columns, number: int) -> float | No
 
 def _read_duration(row: Sequence[str], columns: Columns, onset: float) -> float | None:
     """Seconds, None where the row states none."""
-    length = _parse_time(_get(row, columns.duration))
+    cell = _get(row, columns.duration)
+    if SHORT.fullmatch(cell) and not SHORT.fullmatch(_get(row, columns.onset)):
+        cell = f"0:{cell}"  # minutes and seconds
+    length = _parse_time(cell)
     if length is not None:
-        return max(length * columns.scale, 0.0)
+        return max(length if ":" in cell else length * columns.scale, 0.0)
     cell = _get(row, columns.stop)
     stop = _parse_time(cell)
     if stop is None:
@@ -695,7 +731,8 @@ def place_on_clock(first: float, last: float, start: float, length: float) -> fl
     if offset > DAY - 3600:
         offset -= DAY
     beyond = offset + last - first - length
-    is_outside = offset > length or (last <= length and 0 < offset <= 2 * beyond)
+    is_near = 0 < offset <= 2 * beyond or (first == 0 < beyond)
+    is_outside = offset > length or (last <= length and is_near)
     if is_outside and first < LATEST_ZERO:
         return 0.0
     return first - offset
