@@ -382,12 +382,15 @@ def test_tables_and_arrays_need_a_rate(
     (tmp_path / "table.csv").write_text(
         "EEG Fpz-Cz\n" + "\n".join(map(str, values.tolist())) + "\n"
     )
-    files = [tmp_path / "night.npy", tmp_path / "table.csv"]
+    np.save(tmp_path / "volts.npy", values * 1e-6)  # which its values show
+    files = [tmp_path / "night.npy", tmp_path / "table.csv", tmp_path / "volts.npy"]
     assert call(home, files, tmp_path / "out") == 4
-    assert capsys.readouterr().err.count("no sampling rate") == 2
+    assert capsys.readouterr().err.count("no sampling rate") == 3
     (tmp_path / "map.toml").write_text('rate = 100\n[channels]\n"EEG Fpz-Cz" = "channel 1"\n')
     assert call(home, files, tmp_path / "out", "--map", str(tmp_path / "map.toml")) == 0
-    assert "states no unit" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    units = {line.rpartition(" ")[2] for line in said.splitlines() if "states no unit" in line}
+    assert units == {"'uV'.", "'V'."}
     wanted = (
         bitimely.from_pretrained("stager", workspace=home / "ws").predict(night)["p_W"].to_numpy()
     )

@@ -34,7 +34,13 @@ from bitimely_core.formats import edf_header, wfdb
 from bitimely_core.formats.source import Source, locate_errors, scan_folder
 from bitimely_core.formats.table_facts import looks_like_samples
 from bitimely_core.formats.text import list_names
-from bitimely_core.formats.units import find_unit_factor
+from bitimely_core.formats.units import (
+    find_unit,
+    find_unit_factor,
+    is_far_off,
+    list_plausible_units,
+    measure_spread,
+)
 from bitimely_core.recordings import files
 from bitimely_core.recordings.arrays import find_label_arrays, find_rate
 from bitimely_core.recordings.channels import MINUS, derive_signals, find_source, suggest_source
@@ -869,6 +875,8 @@ def match_units(
         # the times of samples that are brought to a grid have no unit of the run
         if signal.channel in units:
             unit = units[signal.channel]
+            if not signal.unit.strip():
+                unit = _assume_unit(signal, unit)
             text, requirement = _compare_units(signal, unit)
             if requirement:
                 findings[text] = input_warning(Reason.UNIT, text, requirement, field="unit")
@@ -876,6 +884,16 @@ def match_units(
                 signal = signal._replace(unit=unit)
         matched.append(signal)
     return matched, list(findings.values())
+
+
+def _assume_unit(signal: Signal, unit: str) -> str:
+    """The unit of a signal that states none: that of the run, unless its values are implausible in
+    it and plausible in another one.
+    """
+    trained, spread = find_unit(unit), measure_spread(signal)
+    if trained is None or not is_far_off(signal.channel, trained, spread):
+        return unit
+    return next(iter(list_plausible_units(signal.channel, spread)), unit)
 
 
 def _compare_units(signal: Signal, unit: str) -> tuple[str, str]:
