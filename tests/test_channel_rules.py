@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -461,6 +462,26 @@ def test_recordings_in_a_unit_of_another_quantity_are_named_with_the_line(tmp_pa
     assert '[units] "ABP" = "mmHg"' in finding.message
     records, _ = read(tmp_path / "raw", '[units]\n"ABP" = "mmHg"\n')
     assert {record.signals[0].unit for record in records.values()} == {"mmHg"}
+
+
+@pytest.mark.parametrize("bare", [2, 3])
+def test_a_unit_that_only_some_recordings_state_is_proposed_for_all(
+    tmp_path: Path, bare: int
+) -> None:
+    (tmp_path / "raw").mkdir()
+    for i in range(4):
+        unit = "" if i < bare else " [uV]"
+        rows = "".join(f"{k / RATE},{k % 50},{k % 30}\n" for k in range(2000))
+        head = f"time,EEG C3{unit},EEG C4{unit}\n"
+        (tmp_path / "raw" / f"r{i}.csv").write_text(head + rows)
+    read(tmp_path / "raw")
+    made = tokens.build(tmp_path / "cache", out=tmp_path / "t")
+    (finding,) = [finding for finding in made.manifest.findings if finding.code == "unit"]
+    assert ("others in 'uV'" if bare == 2 else "others without a unit") in finding.message
+    proposed = finding.message.rpartition("[units] ")[2].removesuffix(".")
+    lines = "\n".join(re.findall(r'"[^"]*" = "[^"]*"', proposed))
+    records, _ = read(tmp_path / "raw", f"[units]\n{lines}\n")
+    assert {s.unit for record in records.values() for s in record.signals} == {"uV"}
 
 
 # --- sidecars of BIDS

@@ -124,7 +124,7 @@ def _choose_units(cache: Cache, options: WindowOptions) -> tuple[str, ...]:
         ]
         if not groups:
             return ()
-        chosen.append(max(groups, key=len)[0])
+        chosen.append(max(groups, key=lambda group: (len(group), group[0]))[0])  # "" last
     return tuple(chosen)
 
 
@@ -160,14 +160,19 @@ def _cut_record(record: Record, options: WindowOptions, survey: CacheSurvey) -> 
 def _describe_unit(record: Record, options: WindowOptions, survey: CacheSurvey) -> str:
     """Which channel of a recording is in another unit than that of the view."""
     units = dict(zip(options.channels, survey.units, strict=True))
-    signal = next(
+    differing = [
         signal
         for signal in record.signals
         if signal.channel in units and find_unit_factor(signal.unit, units[signal.channel]) is None
+    ]
+    for signal in differing:
+        survey.other_units.setdefault(signal.channel, units[signal.channel] or signal.unit)
+    first = differing[0]
+    stated, others = (
+        f"in {safe_text(unit)}" if unit else "without a unit"
+        for unit in (first.unit, units[first.channel])
     )
-    unit = survey.other_units.setdefault(signal.channel, units[signal.channel])
-    stated = f"in {safe_text(signal.unit)}" if signal.unit else "without a unit"
-    return f"has {safe_text(signal.channel)} {stated}, others in {safe_text(unit)}"
+    return f"has {safe_text(first.channel)} {stated}, others {others}"
 
 
 def _select_windows(
