@@ -404,6 +404,7 @@ def test_a_unit_that_cannot_be_right_is_asked_about_and_the_line_settles_it(tmp_
         ("\u03bcV", "mV", 1e-3),
         ("cm H2O", "mmHg", 98.0665 / 133.322387415),
         ("g", "m/s2", 9.80665),
+        ("m/(s^2)", "m/s2", 1.0),
         ("\u00b0C", "degC", 1.0),
         ("mS", "ms", None),
         ("uV", "uS", None),

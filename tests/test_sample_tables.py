@@ -1640,6 +1640,22 @@ def test_columns_of_actigraphy_that_are_no_inputs(tmp_path: Path) -> None:
     assert notes[:3] == [(0, 1200, "1"), (1200, 1800, "0"), (3000, 1200, "1")]
 
 
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_texts_beside_times_with_a_zone_are_cells(tmp_path: Path, mark: str) -> None:
+    """An export of Apple Health: by blanks and decimal commas, +0200,60 would be 200.6."""
+    start = datetime(2023, 5, 1, 10, 11, 12)
+
+    def row(i: int, _: float) -> str:
+        time = f"{start + timedelta(seconds=5 * i)} +0200"
+        return mark.join(["HeartRate", "Watch", "count/min", time, time, str(60 + i % 9)])
+
+    head = mark.join(["type", "sourceName", "unit", "startDate", "endDate", "value"]) + "\n"
+    record = read(tmp_path, "HeartRate.csv", lines(head, row))
+    (signal,) = record.signals
+    assert (signal.channel, signal.rate) == ("value", pytest.approx(0.2))
+    np.testing.assert_array_equal(signal.samples[:12], 60 + np.arange(12) % 9)
+
+
 def test_a_column_of_marks_does_not_make_samples_labels(tmp_path: Path) -> None:
     start = datetime(2020, 3, 2, 10)
 

@@ -23,6 +23,11 @@ CELLS = 200  # of a column that are looked at
 DELIMITERS = (",", ";", "\t", "|", " ")  # the last stands for any number of blanks
 # a cell with blanks beside another mark, such as `0,"[12 34]",5000`; it may go on in the next line
 QUOTED_BLANKS = re.compile(r'[,;\t|]"[^"]*\s[^"]*(?:"|$)|(?:^|")[^"]*\s[^"]*"[,;\t|]')
+# a date and a time, before or behind which another mark stands; a comma may be that of decimals
+DAY = r"(?:\d{4}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.]\d{2,4})"
+DATED_BLANKS = re.compile(
+    rf"[,;\t|]{DAY} +\d\d?:\d\d|{DAY} +\d\d?:\d\d[\d:.]*(?:[;\t|]| ?[+-]\d\d:?\d\d[,;\t|])"
+)
 COMMENT = ("%", "#", "//")
 MISSING = clocks.MISSING
 THOUSANDS = {  # mark between thousands -> numbers that have it
@@ -137,7 +142,8 @@ def _find_grammar(lines: Sequence[str], stated: str, quote: str) -> Grammar:
 
 def _list_delimiters(lines: Sequence[str]) -> Sequence[str]:
     """The marks that may part the cells; no blanks where they stand in cells beside others."""
-    return DELIMITERS[:-1] if any(map(QUOTED_BLANKS.search, lines)) else DELIMITERS
+    has_blanks = any(form.search(line) for line in lines for form in (QUOTED_BLANKS, DATED_BLANKS))
+    return DELIMITERS[:-1] if has_blanks else DELIMITERS
 
 
 def _rate_grammar(rows: Sequence[list[str]], mark: str, decimal: str) -> Grammar:

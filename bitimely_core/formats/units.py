@@ -66,7 +66,7 @@ UNITS: dict[str, dict[str, tuple[float, str]]] = {
         "cmH2O": (98.0665, "cmh\u2082o cmwater cmwg"),
     },
     "acceleration": {
-        "m/s2": (1.0, "m/s^2 m/s\u00b2 m/s/s ms-2 m*s-2"),
+        "m/s2": (1.0, "m/s^2 m/s\u00b2 m/s/s ms-2 m*s-2 m/(s^2"),
         "g": (9.80665, "gravity gravities"),
         "mg": (9.80665e-3, "milli-g"),
     },
