@@ -731,7 +731,7 @@ def place_on_clock(first: float, last: float, start: float, length: float) -> fl
     if offset > DAY - 3600:
         offset -= DAY
     beyond = offset + last - first - length
-    is_near = 0 < offset <= 2 * beyond or (first == 0 < beyond)
+    is_near = 0 < offset <= 2 * beyond or first == 0 < beyond
     is_outside = offset > length or (last <= length and is_near)
     if is_outside and first < LATEST_ZERO:
         return 0.0

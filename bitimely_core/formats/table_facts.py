@@ -117,19 +117,22 @@ def add_description(
 def looks_like_samples(facts: TableFacts) -> bool:
     """Whether a table is one of samples, without a word of the user: many rows of numbers.
 
-    Tables of labels have a column of texts, few rows, or one column of codes and a slow clock; those
-    of actigraphs have texts beside many numbers.
+    Tables of labels have a column of texts, few rows, or one column of codes and a slow clock.
+    Actigraphs write texts beside many numbers.
     """
     kinds = Counter(column.kind for column in facts.columns)
     if facts.vendor or not kinds["number"]:
         return bool(kinds["number"])
     if facts.rows < LEAST_ROWS:
         return False
-    is_even = facts.clock is not None and not facts.clock.irregular
     is_fast = facts.found_rate is not None and facts.found_rate > SLOW
-    if is_even and (is_fast or kinds["number"] >= MANY_COLUMNS):
+    if _has_even_clock(facts) and (is_fast or kinds["number"] >= MANY_COLUMNS):
         return True  # no table of labels is like that
     return not _has_labels(facts) and (is_fast or not facts.is_codes)
+
+
+def _has_even_clock(facts: TableFacts) -> bool:
+    return facts.clock is not None and not facts.clock.irregular
 
 
 def _has_labels(facts: TableFacts) -> bool:

@@ -55,6 +55,7 @@ from bitimely_core.recordings.mapping import (
     RecordingInfo,
     RecordingKeys,
     RecordingMap,
+    TableRule,
     assign_recording_keys,
     find_suffix,
     matches_pattern,
@@ -547,23 +548,32 @@ def _find_reference(
     A BIDS folder has its own. Data sets of one format have no view of classes.
     """
     table = chosen.table
-    if is_bids(source) or (table and table.file and table.subject):
+    if is_bids(source) or _states_owners(table):
         return NO_REFERENCE
     assigned = assign_recording_keys(recordings).keys
     keys = {key: rel for rel, same in assigned.items() for key in same}
     if table and table.subject:
         reference = find_reference_table(source, [table.path], keys, classes=False)
         return NO_REFERENCE._replace(subjects=reference.subjects)
-    stated = {rule.path for rule in (chosen.annotations, table) if rule}
-    rels = [
+    is_open = not table and len(formats) > 1 and not any(map(_states_classes, chosen.files))
+    rels = _list_other_tables(source, chosen)
+    reference = find_reference_table(source, rels, keys, classes=is_open)
+    return _keep_subjects(source, reference, keys) if table else reference
+
+
+def _states_owners(table: TableRule | None) -> bool:
+    """Whether a table of the map has the subjects of recordings."""
+    return table is not None and bool(table.file) and bool(table.subject)
+
+
+def _list_other_tables(source: Source, chosen: RecordingMap) -> list[str]:
+    """The tables that the map does not name."""
+    named = {rule.path for rule in (chosen.annotations, chosen.table) if rule}
+    return [
         rel
         for rel in source.files
-        if rel not in stated and SUFFIXES.get(find_suffix(rel)) == "table"
+        if rel not in named and SUFFIXES.get(find_suffix(rel)) == "table"
     ]
-    has_classes = table is not None or any(map(_states_classes, chosen.files))
-    classes = len(formats) > 1 and not has_classes
-    reference = find_reference_table(source, rels, keys, classes=classes)
-    return _keep_subjects(source, reference, keys) if table else reference
 
 
 def _keep_subjects(
@@ -574,13 +584,13 @@ def _keep_subjects(
     if rule is None:
         return reference
     account, rows = read_attributes(source, rule, headed=reference.headed)
-    subjects = {
+    owners = {
         keys[name]: str(row["subject"])
         for name, row in rows.items()
         if name in keys and "subject" in row
     }
-    findings = [*reference.findings, *account]
-    return NO_REFERENCE._replace(findings=findings, people=rule.path, subjects=subjects)
+    reports = [*reference.findings, *account]
+    return NO_REFERENCE._replace(findings=reports, people=rule.path, subjects=owners)
 
 
 def _read_table(

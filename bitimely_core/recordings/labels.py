@@ -10,7 +10,7 @@ import fnmatch
 import glob
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import product
+from itertools import filterfalse, product
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -98,7 +98,8 @@ def find_labels(
         forms[file] = _recognise(source, file) or ReadForm("text")  # read as such, or refused
     candidates = [file for file in candidates if file not in named]
     sessions = find_sessions(source, recordings)
-    names = LabelNames((r for r in recordings if r not in forms), _list_later(sessions, recordings))
+    later = _list_later(sessions, recordings)
+    names = LabelNames(filterfalse(forms.__contains__, recordings), later)
     pairs, lone, unread = _pair_by_name(source, recordings, candidates, forms, names)
     pairs = _pair_with_themselves(source, recordings, pairs, forms) | pairs
     inherited = dict(find_all_events(source, recordings)) if is_bids(source) else {}

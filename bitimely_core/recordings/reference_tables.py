@@ -272,26 +272,32 @@ def _find_recordings(
     bearers = {keys[cell]: cell for cell in columns[place] if cell in keys}
     filled = _select_filled(text.names, columns, is_named)
     del filled[text.names[place]]
-    subject = _find_subject_column(filled) if headed else ""
+    subject = _find_subject_column(filled if headed else {})
     subjects = filled.pop(subject, [])
-    classes = _find_class_columns(filled)
-    may_rate = fold_column(subject) in RATERS and bool(classes) and not _is_of_people(rel, text)
-    unclear = subject if may_rate and not _assign_owners(set(subjects), owners) else ""
+    columns_of_classes = _find_class_columns(filled)
+    may_rate = _may_rate(subject, subjects, owners)
+    unclear = subject if all((columns_of_classes, may_rate, not _lists_persons(rel, text))) else ""
     return ReferenceColumns(
         rel,
         text.names[place],
         bearers,
         headed,
         text.delimiter,
-        "" if unclear else subject,
+        subject.removeprefix(unclear),
         filled,
-        classes,
-        unclear=unclear,
+        columns_of_classes,
+        0,
+        unclear,
     )
 
 
-def _is_of_people(rel: str, text: TableText) -> bool:
-    """Whether the name of a table or of one of its columns says that it is about people."""
+def _may_rate(column: str, subjects: Sequence[str], owners: Mapping[str, OwnerNames]) -> bool:
+    """Whether a column of subjects may be one of raters, whom no path of a recording names."""
+    return fold_column(column) in RATERS and not _assign_owners(set(subjects), owners)
+
+
+def _lists_persons(rel: str, text: TableText) -> bool:
+    """Whether the name of a table or of one of its columns has a word for people."""
     return any(map(OF_PEOPLE.search, map(str.lower, [rel, *text.names])))
 
 
@@ -300,7 +306,7 @@ def _find_subjects(
 ) -> ReferenceColumns | None:
     """The columns of a table with a row a subject; None for another table."""
     names = [name for name in text.names if fold_column(name) in PEOPLE]
-    if not names or not _is_of_people(rel, text):
+    if not names or not _lists_persons(rel, text):
         return None
     columns = dict(zip(text.names, zip(*text.list_rows(), strict=True), strict=False))
     subjects = {
