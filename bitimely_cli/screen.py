@@ -20,7 +20,7 @@ from bitimely_core.notices import select_unseen
 from bitimely_core.privacy import Result, choose_counts, round_message
 from bitimely_core.progress import show_lines, show_progress
 from bitimely_core.system_errors import is_later_process
-from bitimely_core.wording import fit_number, shorten_answer
+from bitimely_core.wording import fit_number, list_first, shorten_answer
 
 if TYPE_CHECKING:
     from bitimely_core.errors import Finding
@@ -320,10 +320,9 @@ def describe_fact(key: str, value: Any) -> str:
         return f"{name.replace('seconds', 'time')}: {span(value)}"
     if isinstance(value, list | tuple):
         items = [show(_name_item(item)) for item in value]
-        rest = f" and {len(items) - 8} more" if len(items) > 8 else ""
         # sentences stand for themselves
         between = " " if all(item.endswith(".") for item in items) else ", "
-        return f"{name}: {between.join(items[:8]) or 'none'}{rest}"
+        return f"{name}: {list_first(items, 8, between) or 'none'}"
     return f"{name}: {show(value)}"
 
 
@@ -395,19 +394,7 @@ def fit_columns(cells: Sequence[Sequence[str]], width: int) -> list[int]:
 
 def show(cell: Any) -> str:
     """A cell of a table: numbers short, None a dash, foreign text without control characters."""
-    if cell is None:
-        return "-"
-    if isinstance(cell, bool):
-        return "yes" if cell else "no"
-    if isinstance(cell, float):
-        return f"{cell:.4g}"
-    if isinstance(cell, int):
-        return f"{cell:,}"
-    if isinstance(cell, dict):
-        return _show_fields(cell)
-    if isinstance(cell, (list, tuple)):
-        return ", ".join(map(show, cell))
-    return fit_number(clean(str(cell), 400))
+    return next(show_kind(cell) for kind, show_kind in KINDS if isinstance(cell, kind))
 
 
 def _show_fields(cell: Choices) -> str:
@@ -419,5 +406,17 @@ def _show_fields(cell: Choices) -> str:
         return str(text)
     return f"{text} ({show(cell['lo'])} to {show(cell.get('hi'))})"
 
+
+# of a cell that is of several the first counts
+KINDS: tuple[tuple[type, Callable[[Any], str]], ...] = (
+    (type(None), lambda _: "-"),
+    (bool, lambda cell: "yes" if cell else "no"),
+    (float, lambda cell: f"{cell:.4g}"),
+    (int, lambda cell: f"{cell:,}"),
+    (dict, _show_fields),
+    (list, lambda cell: ", ".join(map(show, cell))),
+    (tuple, lambda cell: ", ".join(map(show, cell))),
+    (object, lambda cell: fit_number(clean(str(cell), 400))),
+)
 
 screen = Screen()

@@ -11,13 +11,15 @@ import re
 import signal
 import threading
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import IntEnum, StrEnum
 from pathlib import PurePath
 from types import FrameType
 from typing import Any, Literal, TypedDict, Unpack
+
+from bitimely_core.wording import list_first
 
 # those that end a process whose terminal, scheduler or limit of CPU time wants it to stop
 STOP_SIGNALS = (
@@ -212,7 +214,7 @@ URL = re.compile(SCHEME + r"((?:[^\s/'\"<>]*:[^\s/'\"<>]*(?: [^\s/'\"<>:@]+)+@)?
 WHOLE_URL = re.compile(SCHEME + r"(.*)", re.DOTALL)  # keys of a bucket may hold spaces and quotes
 PORT = re.compile(r"(\[[^\]]*\]|[^:]*):\d{1,5}")
 UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # categories of Unicode
-NAMES_LISTED = 60  # known names in an error; of more the first 20
+NAMES_LISTED = 60  # known names in an error
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
@@ -510,16 +512,10 @@ def unknown_name_error(kind: str, name: object, names: Iterable[str]) -> UserErr
     close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
     return usage_error(
         f"unknown {kind} {str(name)!r}",
-        f"known are {_list_names(sorted(names)) or 'none yet'}",
+        f"known are {list_first(sorted(names), NAMES_LISTED) or 'none yet'}",
         f"Did you mean {' or '.join(close)}?" if close else "",
         code=Reason.UNKNOWN_NAME,
     )
-
-
-def _list_names(names: Sequence[str]) -> str:
-    """The names, of very many the first."""
-    rest = f" and {len(names) - 20:,} more" if len(names) > NAMES_LISTED else ""
-    return ", ".join(names[:20] if rest else names) + rest
 
 
 def check_choice(kind: str, value: str | None, names: Iterable[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 MOST_WORDS = 25  # of a sentence that leads a page or ends a verb
 SENTENCE_END = re.compile(r"(?<=[\w%)\"]\.) (?=\S)")
@@ -72,3 +73,9 @@ def shorten_answer(text: str) -> str:
             answer = shorter
     words = answer.split()
     return answer if len(words) <= MOST_WORDS else " ".join([*words[: MOST_WORDS - 1], "…"])
+
+
+def list_first(texts: Sequence[str], limit: int, between: str = ", ") -> str:
+    """The first texts, and how many more there are."""
+    rest = f" and {len(texts) - limit:,} more" if len(texts) > limit else ""
+    return between.join(texts[:limit]) + rest

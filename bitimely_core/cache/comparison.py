@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from bitimely_core.cache import shards
 from bitimely_core.errors import Finding, Reason, input_warning, safe_text
-from bitimely_core.formats.text import list_first
 from bitimely_core.formats.units import find_unit_factor
 from bitimely_core.schemas.ingest_records import CachedPart, CachedUnit
+from bitimely_core.wording import list_first
 
 FACTOR = 300.0  # between two levels that follow each other: people differ by far less
 NAMES = 8  # channels in a line

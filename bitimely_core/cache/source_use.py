@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import PurePosixPath
 
 from bitimely_core.errors import Reason, safe_text
-from bitimely_core.formats.text import list_first
 from bitimely_core.schemas.ingest_records import (
     CachedRecording,
     CachedUnit,
@@ -20,6 +19,7 @@ from bitimely_core.schemas.ingest_records import (
     TableReport,
 )
 from bitimely_core.types import Annotation, Record
+from bitimely_core.wording import list_first
 
 # files about a data set, which nobody expects to be read
 DOCUMENTS = re.compile(

@@ -12,7 +12,7 @@ Legend: E epochs of a night, T samples of a 100-Hz channel (3000 an epoch).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -410,16 +410,19 @@ def make_waveform(name: str, length: int, rate: float = 13.5) -> np.ndarray:
     """A planted waveform [length] with a largest value of about 1; `rate` is the frequency of the
     spindles in Hz.
     """
-    x = np.linspace(0.0, 1.0, length)
-    seconds = np.arange(length) / RATE
-    if name == "spindle":
-        return np.sin(np.pi * x) ** 2 * np.sin(2 * np.pi * rate * seconds)
-    if name == "sawtooth":
-        return np.sin(np.pi * x) * (2 * ((3.0 * seconds) % 1.0) - 1)
-    if name == "k-complex":  # a sharp negative wave, then a slower positive one
-        return -np.exp(-0.5 * ((x - 0.3) / 0.07) ** 2) + 0.7 * np.exp(
-            -0.5 * ((x - 0.6) / 0.13) ** 2
-        )
-    if name == "vertex-wave":
-        return 0.4 * np.exp(-0.5 * ((x - 0.3) / 0.08) ** 2) - np.exp(-0.5 * ((x - 0.5) / 0.08) ** 2)
-    return np.sin(np.pi * x) ** 2  # blink
+    return WAVEFORMS[name](np.linspace(0.0, 1.0, length), np.arange(length) / RATE, rate)
+
+
+def _make_bump(x: np.ndarray, centre: float, width: float) -> np.ndarray:
+    return np.asarray(np.exp(-0.5 * ((x - centre) / width) ** 2))
+
+
+# name -> its values, by the share of its length, its seconds and the frequency of spindles
+WAVEFORMS: dict[str, Callable[[np.ndarray, np.ndarray, float], np.ndarray]] = {
+    "spindle": lambda x, seconds, rate: np.sin(np.pi * x) ** 2 * np.sin(2 * np.pi * rate * seconds),
+    "sawtooth": lambda x, seconds, _: np.sin(np.pi * x) * (2 * ((3.0 * seconds) % 1.0) - 1),
+    # a sharp negative wave, then a slower positive one
+    "k-complex": lambda x, *_: -_make_bump(x, 0.3, 0.07) + 0.7 * _make_bump(x, 0.6, 0.13),
+    "vertex-wave": lambda x, *_: 0.4 * _make_bump(x, 0.3, 0.08) - _make_bump(x, 0.5, 0.08),
+    "blink": lambda x, *_: np.sin(np.pi * x) ** 2,
+}

@@ -28,12 +28,12 @@ from bitimely_core.formats.source import translate_read_errors
 from bitimely_core.formats.text import (
     decode_text,
     format_bytes,
-    list_first,
     list_numbers,
     number_duplicates,
     sanitize_label,
 )
 from bitimely_core.formats.units import FASTEST, SLOWEST, find_range_fault
+from bitimely_core.wording import list_first
 
 FIELDS = (
     ("version", 8),

@@ -11,7 +11,8 @@ from typing import Literal, NamedTuple
 from bitimely_core.errors import safe_text
 from bitimely_core.formats import clocks
 from bitimely_core.formats.table_rows import TableShape
-from bitimely_core.formats.text import UTF8, list_first, list_names
+from bitimely_core.formats.text import UTF8, list_names
+from bitimely_core.wording import list_first
 
 MARK_NAMES = {"\t": "tabs", " ": "blanks", ",": ",", ";": ";", "|": "|"}
 LABEL_WORDS = set(clocks.WORDS["labels"])

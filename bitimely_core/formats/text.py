@@ -25,6 +25,7 @@ from bitimely_core.errors import (
     safe_text,
     usage_error,
 )
+from bitimely_core.wording import list_first
 
 UTF8 = "utf-8"
 BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": UTF8, b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
@@ -232,12 +233,6 @@ def list_names(names: Sequence[str], limit: int = 30) -> str:
 def list_numbers(numbers: Sequence[int]) -> str:
     """The first ten numbers, and how many more there are."""
     return list_first(list(map(str, numbers)), 10)
-
-
-def list_first(texts: Sequence[str], limit: int) -> str:
-    """The first texts, and how many more there are."""
-    rest = f" and {len(texts) - limit} more" if len(texts) > limit else ""
-    return ", ".join(texts[:limit]) + rest
 
 
 def number_duplicates(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,7 @@ def place_recordings(files: Any) -> Iterator[list[Path]]:
 
     Raises UserError (config, exit 2) for anything else.
     """
-    is_single = isinstance(files, str | os.PathLike) or _is_raw(files)
-    items = [files] if is_single or not isinstance(files, Iterable) else list(files)
+    items = [files] if isinstance(files, str | os.PathLike) or _is_raw(files) else list(files)
     with tempfile.TemporaryDirectory() as folder:
         yield [_place_recording(item, Path(folder), k) for k, item in enumerate(items, 1)]
 

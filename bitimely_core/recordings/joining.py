@@ -18,7 +18,7 @@ from typing import NamedTuple
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats import edf_header
 from bitimely_core.formats.source import Source
-from bitimely_core.formats.text import list_first, list_names
+from bitimely_core.formats.text import list_names
 from bitimely_core.recordings.mapping import SUFFIXES, Format, LabelFile, RecordingInfo, find_suffix
 from bitimely_core.recordings.selection import make_record
 from bitimely_core.system_errors import raise_system_error
@@ -31,6 +31,7 @@ from bitimely_core.types import (
     count_nouns,
     group_by,
 )
+from bitimely_core.wording import list_first
 
 NEAR = 1.0  # seconds: headers state the start to the second
 SHOWN = 3  # recordings in a line

@@ -17,7 +17,6 @@ from bitimely_core.errors import Finding, Reason, UserError, input_warning, safe
 from bitimely_core.formats import tables
 from bitimely_core.formats.sniffer import find_delimiter
 from bitimely_core.formats.source import Source
-from bitimely_core.formats.text import list_first
 from bitimely_core.recordings.folder_tables import TableFindings, is_missing
 from bitimely_core.recordings.mapping import (
     CLASSES,
@@ -29,6 +28,7 @@ from bitimely_core.recordings.mapping import (
     strip_suffix,
 )
 from bitimely_core.types import SourceRows
+from bitimely_core.wording import list_first
 
 MOST_CLASSES = 50  # distinct texts of a column
 LARGEST_TABLE = 1 << 26  # bytes
@@ -236,8 +236,7 @@ def _propose_subject(table: ReferenceColumns) -> str:
 def _count_classes(cells: Sequence[str]) -> str:
     """The commonest classes with their numbers, in words."""
     counts = Counter(cells)
-    text = ", ".join(f"{safe_text(name, 20)} {n}" for name, n in counts.most_common(SHOWN))
-    return f"{text} and {len(counts) - SHOWN} more" if len(counts) > SHOWN else text
+    return list_first([f"{safe_text(name, 20)} {n}" for name, n in counts.most_common()], SHOWN)
 
 
 def _open_table(path: Path) -> TableText | None:

@@ -11,8 +11,9 @@ from typing import NamedTuple
 from bitimely_core.errors import Finding, Reason, input_warning
 from bitimely_core.formats import clocks
 from bitimely_core.formats.source import Source
-from bitimely_core.formats.text import decode_table, list_first
+from bitimely_core.formats.text import decode_table
 from bitimely_core.types import Annotation, SourceRows
+from bitimely_core.wording import list_first
 
 SEIZURE, BETWEEN = "seizure", "no seizure"
 LIST_NAME = re.compile(r".*(?:summary|seizures?[-_ ]?list).*\.txt", re.IGNORECASE)

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
-from bitimely_core.formats.text import list_first
 from bitimely_core.recordings.mapping import RecordingInfo, RecordingKeys, strip_suffix
 from bitimely_core.types import Attributes
+from bitimely_core.wording import list_first
 
 # what several files share -> the `match` for it
 PATTERNS = {

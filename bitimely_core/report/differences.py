@@ -18,6 +18,7 @@ from bitimely_core.evaluate.result_table import Key, ResultTable
 from bitimely_core.page import Figure, ForestPanel, ForestPlot, Table, make_table, make_tables
 from bitimely_core.report.page_text import scale_number, text_cell
 from bitimely_core.schemas.scores import CorrectedDifference, MetricValue
+from bitimely_core.wording import list_first
 
 DESCRIBED = 3  # differences that are described one by one
 NAMED = 6  # rows of a sentence
@@ -205,12 +206,6 @@ def nest_baselines(table: ResultTable) -> dict[str, dict[str, dict[str, Correcte
 # ---- sentences
 
 
-def _list_some(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
-    rest = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {rest} more" if rest > 0 else "")
-
-
 def _name_cell(table: ResultTable, cell: Key) -> str:
     return f"{table.name(cell[0])} on {table.name(cell[1])}"
 
@@ -238,7 +233,7 @@ def _summarize_cases(
     for case, words in BASELINE_CASES.items():
         if names := named.get(case):
             counted = f"{len(names)} of {len(families)} {models}{'' if sentences else over}"
-            sentences.append(f"{words} {counted}: {_list_some(names)}.")
+            sentences.append(f"{words} {counted}: {list_first(names, NAMED)}.")
     return " ".join(sentences)
 
 
@@ -288,7 +283,7 @@ def summarize_differences(table: ResultTable) -> str:
         if side := table.side(cell):
             named[sides[side]].append(_name_cell(table, cell))
     sentences = []
-    clauses = [f"{word} than {_list_some(names)}" for word, names in named.items() if names]
+    clauses = [f"{word} than {list_first(names, NAMED)}" for word, names in named.items() if names]
     if clauses:
         text = f"{reference} is {' and '.join(clauses)}"
         sentences.append(f"{text} (the Holm-corrected 95 % CI excludes 0).")

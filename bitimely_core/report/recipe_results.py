@@ -58,6 +58,7 @@ from bitimely_core.schemas.scores import WITHOUT_FITTED
 from bitimely_core.store.workspace import find_run_folder
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import group_by
+from bitimely_core.wording import list_first
 
 RESERVED = ("names", "source", "notes")
 PaperSection = Mapping[str, Any]  # `[paper]` of a recipe
@@ -374,7 +375,7 @@ def _baseline_table(results: RecipeResults) -> Table:
                 below = [table.name(row) for row, value in scored.items() if sign * value <= bound]
             text = f"{len(below)} of {len(scored)}"
             if below:
-                text += f": {', '.join(below[:5])}{' …' if len(below) > 5 else ''}"
+                text += f": {list_first(below, 5)}"
             ends = (metric.value, metric.lo, metric.hi)
             numbers = [scale_number(number, column.factor) for number in ends]
             rows.append([table.name(column.key), column.words, name, *numbers, text])

@@ -17,12 +17,13 @@ from typing import NamedTuple
 from bitimely_core import registry
 from bitimely_core.cache import Cache
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
-from bitimely_core.formats.text import list_first, list_names
+from bitimely_core.formats.text import list_names
 from bitimely_core.recordings.channels import fold_name, has_electrode, is_no_signal
 from bitimely_core.registry import View
 from bitimely_core.schemas.tokens import WindowOptions
 from bitimely_core.tokens.epochs import choose_scored
 from bitimely_core.types import group_by
+from bitimely_core.wording import list_first
 
 NAMES = 12  # channels in a line
 LONGEST_LINE = 600  # characters of a line of a map in an advice

@@ -25,7 +25,6 @@ from bitimely_core.errors import (
     safe_text,
     usage_error,
 )
-from bitimely_core.formats.text import list_first
 from bitimely_core.registry import Task, View, datasets
 from bitimely_core.schemas.runs import RunData
 from bitimely_core.schemas.tokens import (
@@ -37,6 +36,7 @@ from bitimely_core.schemas.tokens import (
 from bitimely_core.store import manifests
 from bitimely_core.tokens.splits import SHARED
 from bitimely_core.types import SPLITS
+from bitimely_core.wording import list_first
 
 if TYPE_CHECKING:
     import polars as pl

@@ -19,7 +19,6 @@ import numpy as np
 from bitimely_core import registry
 from bitimely_core.cache import Cache
 from bitimely_core.errors import Finding, Level, Reason, UserError, input_error, safe_text
-from bitimely_core.formats.text import list_first
 from bitimely_core.formats.units import find_unit_factor
 from bitimely_core.progress import report_progress
 from bitimely_core.schemas.tokens import SplitCounts, WindowOptions, WindowUse
@@ -34,6 +33,7 @@ from bitimely_core.tokens.cutting import (
 from bitimely_core.tokens.epochs import choose_scored, count_durations, find_class, is_shorter
 from bitimely_core.tokens.moments import Moments
 from bitimely_core.types import SPLITS, Record
+from bitimely_core.wording import list_first
 
 if TYPE_CHECKING:
     import polars as pl
@@ -508,11 +508,10 @@ def _describe_left_out(key: str, survey: CacheSurvey, options: WindowOptions) ->
             [hint, *(f'"{name}" = "{unit}"' for name, unit in survey.other_units.items())]
         )
     recordings = [f"{safe_text(name)} {text}" for name, text in survey.lacking[key].items()]
-    others = f" and {len(recordings) - 3} more" if len(recordings) > 3 else ""
     return Finding(
         reason.code,
         problem,
-        "; ".join(recordings[:3]) + others,
+        list_first(recordings, 3, "; "),
         hint.format(rate=options.rate),
         level=reason.level,
         count=count,

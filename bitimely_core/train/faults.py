@@ -21,7 +21,6 @@ from bitimely_core.errors import (
     input_error,
     replace_handlers,
 )
-from bitimely_core.formats.text import list_first
 from bitimely_core.system_errors import find_system_error, is_out_of_memory
 from bitimely_core.train import checkpoints
 from bitimely_core.train.distributed import (
@@ -32,6 +31,7 @@ from bitimely_core.train.distributed import (
 )
 from bitimely_core.train.draws import find_facts
 from bitimely_core.types import Batches
+from bitimely_core.wording import list_first
 
 if TYPE_CHECKING:
     from bitimely_core.train.state import Notice, Objective, TrainingState

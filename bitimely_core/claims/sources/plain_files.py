@@ -29,6 +29,7 @@ from bitimely_core.formats import tables
 from bitimely_core.formats.sniffer import find_delimiter
 from bitimely_core.formats.source import Source
 from bitimely_core.types import find_only, group_by
+from bitimely_core.wording import list_first
 
 CLAIMS_NAME = re.compile(r"claims(?![a-z]).*")
 PART_NAME = re.compile(r"(part|data)[-_]?\d.*")  # of a table that was written in parts
@@ -521,7 +522,5 @@ def _report_files(
     """A line on tables that are not read."""
     if not paths:
         return []
-    listed = ", ".join(map(safe_text, paths[:LISTED]))
-    rest = f" and {len(paths) - LISTED} more" if len(paths) > LISTED else ""
-    text = f"not read: {listed}{rest}"
+    text = f"not read: {list_first(list(map(safe_text, paths)), LISTED)}"
     return [Finding(Reason.NO_INPUT, text, why, hint, level=level, count=len(paths))]
