@@ -5,9 +5,9 @@ processes with their children.
 
 Two runs of preset tiny, one with the tokens of `bitimely demo` and one with those of the preset,
 trained and fine-tuned for some steps on the cohort of the demonstration (1,600 windows, 320 of them
-scored; FOLDER keeps it). The first evaluation fits the baselines, a later one finds them stored; the
-report is of all scored runs. Fresh processes in turn, medians of the rounds, bytecode written
-before.
+scored; FOLDER keeps it). The first evaluation fits the baselines, a later one finds their
+predictions and those of the run stored; the report is of all scored runs. Fresh processes in turn,
+medians of the rounds, bytecode written before.
 """
 
 from __future__ import annotations

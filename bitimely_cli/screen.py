@@ -308,16 +308,25 @@ def split_progress(what: str) -> tuple[str, str]:
     return clean(name, 60), clean(detail, 40)
 
 
+def _describe_memory(sizes: Mapping[str, float]) -> str:
+    parts = (f"{part} {size / 2**20:,.0f} MiB" for part, size in sizes.items())
+    return f"memory: {', '.join(parts)}"
+
+
+# fact of a result whose number needs a unit -> its line
+FACTS: dict[str, Callable[[Any], str]] = {
+    "memory_bytes": _describe_memory,
+    "bytes": lambda value: f"size: {value / 2**20:,.1f} MiB",
+    "seconds": lambda value: f"time: {span(value)}",
+    "seconds_per_step": lambda value: f"time per step: {span(value)}",
+}
+
+
 def describe_fact(key: str, value: Any) -> str:
     """One fact of a flat result as a line."""
     name = key.replace("_", " ")
-    if key == "memory_bytes":
-        sizes = (f"{part} {size / 2**20:,.0f} MiB" for part, size in value.items())
-        return f"memory: {', '.join(sizes)}"
-    if key == "bytes":
-        return f"size: {value / 2**20:,.1f} MiB"
-    if key in {"seconds", "seconds_per_step"}:
-        return f"{name.replace('seconds', 'time')}: {span(value)}"
+    if key in FACTS:
+        return FACTS[key](value)
     if isinstance(value, list | tuple):
         items = [show(_name_item(item)) for item in value]
         # sentences stand for themselves

@@ -7,7 +7,6 @@ no plug-in is installed.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -113,12 +112,8 @@ def hash_sources() -> str:
     paths: list[Path] = []
     for root in (*(core / name for name in SOURCES), registry.RECIPES):
         paths += [root] if root.is_file() else root.rglob("*")
-    digest = hashlib.sha256()
-    for path in sorted(paths, key=lambda path: (path.parent.name, path.name)):
-        if path.suffix in {".py", ".toml"}:
-            name = f"{path.parent.name}/{path.name}\0{path.stat().st_size}\0"
-            digest.update(name.encode() + path.read_bytes())
-    return digest.hexdigest()
+    paths = [path for path in paths if path.suffix in {".py", ".toml"}]
+    return storage.hash_files(sorted(paths, key=lambda path: (path.parent.name, path.name)))
 
 
 def format_listings() -> str:

@@ -322,7 +322,7 @@ def test_a_recording_in_memory_is_predicted_as_its_file(home: Path, scored: pl.D
     for own in found.partition_by("recording_id", maintain_order=True):
         for stage in STAGES:
             assert np.allclose(own[f"p_{stage}"], wanted[f"p_{stage}"], atol=1e-4), stage
-    with pytest.raises(UserError, match="ndarray in the place of a recording.*mne.io.RawArray"):
+    with pytest.raises(UserError, match=r"ndarray in the place of a recording.*mne.io.RawArray"):
         model.predict(raw.get_data())
 
 

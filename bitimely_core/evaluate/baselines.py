@@ -19,6 +19,7 @@ import numpy as np
 from bitimely_core import evaluate, registry
 from bitimely_core.config import DataConfig
 from bitimely_core.errors import UserError, clean
+from bitimely_core.evaluate.stored_predictions import FOLDER, find_prediction, store_prediction
 from bitimely_core.methods import hazards, window_counts
 from bitimely_core.methods.method_contract import (
     Array,
@@ -31,7 +32,6 @@ from bitimely_core.methods.signal import list_measures
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import Scores, TaskScores
 from bitimely_core.store import storage
-from bitimely_core.store.records import has_result, read_result_table, write_results
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.drawing import limit_windows, sample_subjects
 from bitimely_core.tokens.sets import TokenSet
@@ -48,7 +48,6 @@ CACHE_VERSION = 5  # of stored predictions: raise it where they change
 MOST_TRAINING, MOST_SAMPLES = 5_000, 20_000_000
 MOST_SEQUENCES = 50_000  # likewise sequences of events
 MOST_SCORED = 20_000  # windows of the page of one run that a baseline predicts, likewise
-FOLDER = "baselines"  # in the folder of a run: stored predictions
 LEAST_SETTINGS = 4  # that a baseline from counts tries on the validation split
 
 
@@ -186,28 +185,11 @@ def predict_baseline(
     if settings:
         inputs["settings"] = settings
     file = f"{kind}-{storage.fingerprint(inputs)[:24]}.parquet"
-    stored = _find_stored(file, (keep, *also))
-    if stored is None:
+    prediction = find_prediction(file, (keep, *also), windows.task)
+    if prediction is None:
         prediction = fit_and_predict(kind, parts, seed, settings)
-        stored = keep / file
-        _store_prediction(stored, prediction, max(windows.classes, 1))
-    columns = read_result_table(stored).to_numpy()
-    prediction = columns[:, 0] if windows.task == "regression" else columns
+        store_prediction(keep / file, prediction)
     return BaselinePredictions(rows, prediction, len(parts["train"]), training, settings)
-
-
-def _find_stored(file: str, folders: Sequence[Path]) -> Path | None:
-    """The stored predictions in the first of the folders that has them."""
-    return next(filter(has_result, (folder / file for folder in folders)), None)
-
-
-def _store_prediction(path: Path, prediction: Array, columns: int) -> None:
-    """Write predictions [n] or [n, `columns`] without the windows, which name subjects."""
-    import polars as pl
-
-    names = [f"p{k}" for k in range(columns)]
-    table = pl.DataFrame(prediction.reshape(len(prediction), -1), schema=names)
-    write_results(path.parent, {path.name: storage.encode_parquet(table)})
 
 
 def _limit_parts(windows: Any, split: str, choices: DataConfig, seed: int) -> dict[str, Any]:

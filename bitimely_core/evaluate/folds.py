@@ -18,6 +18,7 @@ import numpy as np
 from bitimely_core import evaluate
 from bitimely_core.errors import Reason, UserError, usage_error
 from bitimely_core.evaluate import baselines
+from bitimely_core.evaluate.stored_predictions import FOLDER
 from bitimely_core.schemas.scores import Scores, TaskScores
 from bitimely_core.store import storage
 from bitimely_core.store.records import has_result, read_result_table
@@ -152,7 +153,7 @@ def fit_pooled_baseline(
             fold.scores,
             keep,
             open_windows=open_windows,
-            also=[fold.folder / baselines.FOLDER],
+            also=[fold.folder / FOLDER],
         )
         if isinstance(baseline, str):
             return baseline

@@ -23,7 +23,7 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
@@ -149,6 +149,17 @@ def fingerprint(obj: Any) -> str:
 def hash_file(path: Path) -> str:
     """SHA-256 of a file, in hex. Raises OSError."""
     return hash_with_size(path)[0]
+
+
+def hash_files(paths: Iterable[Path]) -> str:
+    """SHA-256, in hex, of the names and contents of files and of the names of their folders. Raises
+    OSError.
+    """
+    digest = hashlib.sha256()
+    for path in paths:
+        name = f"{path.parent.name}/{path.name}\0{path.stat().st_size}\0"
+        digest.update(name.encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def hash_with_size(path: Path) -> tuple[str, int]:

@@ -20,6 +20,7 @@ from bitimely_core.evaluate.baselines import (
 )
 from bitimely_core.evaluate.prediction import EVALUATION_BATCH, Computation, predict
 from bitimely_core.evaluate.scoring import ABOUT
+from bitimely_core.evaluate.stored_predictions import predict_run
 from bitimely_core.methods import hazards
 from bitimely_core.methods.method_contract import MethodFit, MethodRows, fit_method, make_config
 from bitimely_core.page import rename_units
@@ -67,8 +68,6 @@ from bitimely_core.workflows.tokenize import apply_vocabulary
 if TYPE_CHECKING:
     import polars as pl
 
-    from bitimely_core.heads import Head
-    from bitimely_core.methods.method_contract import FittedMethod
     from bitimely_core.run import Run
     from bitimely_core.tokens import Windows
 
@@ -238,31 +237,28 @@ def _score_run(
     """The scores with those of a run on `rows`, and the predictions that they are made of, none of
     a pre-trained run.
     """
-    head = opened.head()
-    if head is not None:
-        return _score_head(opened, head, rows, scores, workspace, place)
+    if opened.record.is_finetuned:
+        return _score_head(opened, rows, scores, workspace, place)
     metrics = _score_objective(opened, rows, place)
     return scores.model_copy(update={"metrics": metrics}), {}
 
 
 def _score_head(
-    opened: Run,
-    head: Head | FittedMethod,
-    rows: Windows,
-    scores: Scores,
-    workspace: Path,
-    place: Computation,
+    opened: Run, rows: Windows, scores: Scores, workspace: Path, place: Computation
 ) -> tuple[Scores, Columns]:
     """The scores with those of the predictions of a fine-tuned run, and what they are made of."""
     settings, windows = scores.settings, opened.windows()
-    columns: Columns = {"target": rows.targets(None), "prediction": predict(head, rows, place)}
+    columns: Columns = {
+        "target": rows.targets(None),
+        "prediction": predict_run(opened, rows, place),
+    }
     task_scores = _score_task(opened, rows, settings, columns)
     nights = score_endpoints(windows, rows, settings.bootstrap, **columns)
     scores = scores.model_copy(update={**dict(task_scores), **nights})
     scores = scores.model_copy(update={"lift": verdicts.find_lift(scores)})
     if opened.record.data[0].vocabulary and windows.task == "multilabel":
         calibrate_on = settings.calibrated_on
-        recalibration = _recalibrate(opened, head, rows, calibrate_on, workspace, place)
+        recalibration = _recalibrate(opened, rows, calibrate_on, workspace, place)
         calibrated = risk_calibration.calibrate_labels(
             windows.class_names,
             columns["prediction"],
@@ -358,12 +354,7 @@ def _list_replaced(before: Scores, data: str, split: str, n: int) -> list[str]:
 
 
 def _recalibrate(
-    opened: Run,
-    head: Head | FittedMethod,
-    rows: Windows,
-    calibrate_on: str | None,
-    workspace: Path,
-    place: Computation,
+    opened: Run, rows: Windows, calibrate_on: str | None, workspace: Path, place: Computation
 ) -> dict[str, Any]:
     """Arguments of `calibrate_labels`: what the risks are recalibrated by. Raises UserError:
     class_missing (exit 4) where no label can be recalibrated.
@@ -378,6 +369,8 @@ def _recalibrate(
     others = windows["validation"] if len(windows["validation"]) else windows
     if windows.fingerprint == rows.fingerprint and set(others.rows) & set(rows.rows):
         return {"crossed": True}
+    head = opened.head()
+    assert head is not None, "only risks are recalibrated"
     return {"fitted": fit_recalibrations(head, others, calibrate_on, place)}
 
 
