@@ -733,13 +733,15 @@ def test_scorers_named_in_texts_and_equal_labels_that_are_doubled(tmp_path: Path
     [
         ('"next"', [(10.0, 40.0, "A"), (50.0, 40.0, "B"), (90.0, 40.0, "A")]),
         ('"previous"', [(0.0, 10.0, "A"), (10.0, 40.0, "B"), (50.0, 40.0, "A")]),
-        ("15", [(10.0, 15.0, "A"), (50.0, 15.0, "B"), (90.0, 15.0, "A")]),
+        ("15", [(10.0, 15.0, "A"), (50.0, 15.0, "B"), (90.0, 15.0, "A"), (110.0, 20.0, "C")]),
     ],
 )
 def test_marks_reach_as_the_map_says(tmp_path: Path, reaches: str, wanted: list[Note]) -> None:
-    marks = ((10.0, 0.0, "a"), (50.0, 0.0, "b"), (90.0, 0.0, "a"))
-    write_night(tmp_path / "raw" / "s1.edf", notes=marks)
-    text = f'[labels]\na = "A"\nb = "B"\nreaches = {reaches}\n'
+    marks = [(10.0, 0.0, "a"), (50.0, 0.0, "b"), (90.0, 0.0, "a")]
+    if reaches == "15":  # a label that is shorter reaches as far, a longer one keeps its end
+        marks[1:2] = [(50.0, 1.25, "b"), (110.0, 20.0, "c")]
+    write_night(tmp_path / "raw" / "s1.edf", notes=tuple(marks))
+    text = f'[labels]\na = "A"\nb = "B"\nc = "C"\nreaches = {reaches}\n'
     ingest_with_map(tmp_path / "raw", text, tmp_path / "cache")
     assert labels(recordings(tmp_path / "cache")["s1"]) == wanted
 

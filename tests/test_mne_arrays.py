@@ -176,6 +176,57 @@ def test_units_of_a_header_are_kept(folder: Path, encoding: str) -> None:
     ]
 
 
+def test_kinds_of_channel_have_the_units_of_their_values(folder: Path) -> None:
+    kinds = {"eeg": (1e6, "uV"), "mag": (1, "T"), "grad": (1, "T/m"), "gsr": (1e6, "uS")}
+    kinds |= {"temperature": (1, "C"), "hbo": (1, "mol")}
+    info = mne.create_info([*kinds], RATE, [*kinds], verbose="ERROR")
+    values = np.random.default_rng(0).normal(0, 1e-5, (len(kinds), 500))
+    mne.io.RawArray(values, info, verbose="ERROR").save(folder / "a_raw.fif", verbose="ERROR")
+    signals = {s.channel: s for s in read_folder(folder)["a_raw"].signals}
+    assert {name: s.unit for name, s in signals.items()} == {n: u for n, (_, u) in kinds.items()}
+    for row, (name, (factor, _)) in zip(values, kinds.items(), strict=True):
+        np.testing.assert_allclose(signals[name].samples, row * factor, rtol=1e-5)
+
+
+def write_interrupted(path: Path) -> list[tuple[float, int, int]]:
+    """10 s in two stretches; the second at which each begins, its first sample and the last."""
+    if path.suffix == ".vhdr":
+        write_brainvision(path.parent, ["\u00b5V"])
+        markers = path.parent / "a.vmrk"
+        markers.write_text(f"{markers.read_text()}Mk4=New Segment,,301,1,0,20131113161503794232\n")
+        return [(0.0, 0, 300), (3.0, 300, 500)]
+    raw = make_raw(10)
+    if path.suffix == ".set":
+        keys = ("type", "latency", "duration")
+        event = np.array([("boundary", 300.5, 99.0)], [(key, object) for key in keys])
+        channels = np.array([("Cz",), ("Pz",)], [("labels", object)])
+        sizes = {"nbchan": 2, "trials": 1, "pnts": 1000, "srate": RATE, "xmin": 0.0, "xmax": 9.99}
+        content = {"data": raw.get_data(), "chanlocs": channels, "event": event, "ref": "common"}
+        empty = ("epoch", "icawinv", "icaweights", "icasphere", "icaact", "times")
+        content |= {**sizes, **{key: [] for key in empty}}
+        scipy.io.savemat(path, {"EEG": content}, oned_as="row")
+        return [(0.0, 0, 300), (3.0, 300, 1000)]
+    if "pause" in path.name:
+        raw.set_annotations(mne.Annotations([3.0], [2.0], ["BAD_ACQ_SKIP"]))
+        raw.save(path, verbose="ERROR")
+        return [(0.0, 0, 300), (5.0, 500, 1000)]
+    joined = [raw.copy().crop(0, 2.99), raw.copy().crop(6)]
+    mne.concatenate_raws(joined, verbose="ERROR").save(path, verbose="ERROR")
+    return [(0.0, 0, 300), (3.0, 300, 700)]
+
+
+@pytest.mark.parametrize("name", ["a.vhdr", "a.set", "a_pause_raw.fif", "a_joined_raw.fif"])
+def test_stretches_of_an_interrupted_recording_stay_apart(folder: Path, name: str) -> None:
+    wanted = write_interrupted(folder / name)
+    (record,) = read_folder(folder, keep_phi=True).values()
+    whole = mne.io.read_raw(folder / name, verbose="ERROR").get_data()[0] * 1e6
+    pieces = list_pieces(record, record.signals[0].channel)
+    assert [onset for onset, _ in pieces] == [onset for onset, _, _ in wanted]
+    for (_, values), (_, begin, end) in zip(pieces, wanted, strict=True):
+        np.testing.assert_allclose(values, whole[begin:end], rtol=1e-5)
+    assert not {"boundary", "New Segment/", "BAD_ACQ_SKIP"} & {n.label for n in record.annotations}
+
+
 def write_gdf(path: Path, values: np.ndarray, events: list[int]) -> None:
     """GDF 2.20 of one channel of uV at 100 Hz, with events at these samples."""
     fixed = b"GDF 2.20" + b" " * 66 + bytes(14) + b" " * 64 + bytes(16 + 16)

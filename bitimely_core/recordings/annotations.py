@@ -181,16 +181,19 @@ def stretch_marks(notes: Sequence[Annotation], rules: LabelRules) -> list[Annota
     """Marks without a duration as the stretches that `[labels] reaches` says they stand for.
 
     The first one that stands for what is before it, and the last one that stands for what is after
-    it, last as long as most others.
+    it, last as long as most others. Of a number of seconds each label lasts at least as long: that
+    of a cue is often the time for which it is shown.
     """
     if not rules.reaches:
         return list(notes)
     is_named = [rules.words is None or note.label in rules.words for note in notes]
+    if not isinstance(rules.reaches, str):
+        named, rest = _part(notes, is_named)
+        least = float(rules.reaches)
+        return [*rest, *(note._replace(duration=max(note.duration, least)) for note in named)]
     is_point = [not note.duration for note in notes]
     marks, rest = _part(notes, list(map(and_, is_named, is_point)))
     marks.sort()
-    if not isinstance(rules.reaches, str):
-        return [*rest, *(mark._replace(duration=float(rules.reaches)) for mark in marks)]
     spans = _find_spans(sorted({mark.onset for mark in marks}), to_next=rules.reaches == "next")
     for mark in marks:
         begin, end = spans[mark.onset]

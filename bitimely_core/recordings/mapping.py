@@ -181,8 +181,8 @@ class LabelRules(NamedTuple):
     """[labels]: what texts mean, and how labels are read."""
 
     words: dict[str, str] | None = None  # text -> class; None: those that are known
-    # what a mark without a duration stands for: until the next one, from the previous one, or
-    # so many seconds; "": a point
+    # what a mark without a duration stands for: until the next one, or from the previous one; or
+    # how many seconds each label lasts at least; "": a point
     reaches: str | float = ""
     scorer: str = ""  # whose labels are used where there are several; or "consensus"
     epoch: float | None = None  # seconds of a stage in files with one a line

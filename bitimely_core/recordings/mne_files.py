@@ -6,6 +6,7 @@ of the measurement, of which the file may be a later part.
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,13 +32,15 @@ from bitimely_core.types import Annotation, Record, Signal
 # kinds of channel that mne gives in volts, whatever unit it states
 ELECTRIC = {"eeg", "eog", "ecg", "emg", "seeg", "ecog", "dbs", "bio"}
 MICRO = 1e6
-UNITS = {  # unit of mne, or of a BrainVision header -> factor and unit of the cache
-    "FIFF_UNIT_V": (MICRO, "uV"),
-    "FIFF_UNIT_S": (MICRO, "uS"),
-    "FIFF_UNIT_CEL": (1.0, "C"),
-    "FIFF_UNIT_T": (1.0, "T"),
-    "FIFF_UNIT_T_M": (1.0, "T/m"),
-    "FIFF_UNIT_MOL": (1.0, "mol"),
+VOLT = 107
+UNITS: dict[int | str, tuple[float, str]] = {
+    # code of FIF, or unit of a BrainVision header -> factor and unit of the cache
+    6: (1.0, "mol"),
+    VOLT: (MICRO, "uV"),
+    110: (MICRO, "uS"),
+    112: (1.0, "T"),
+    114: (1.0, "C"),
+    201: (1.0, "T/m"),
     **dict.fromkeys(("S", "uS", "\u00b5S", "\u03bcS"), (MICRO, "uS")),  # mne divides by a million
     "\u00b0C": (1.0, "C"),
     **dict.fromkeys(("", "n/a"), (1.0, "")),
@@ -55,6 +58,9 @@ CORRUPT_HINT = "Copy it again, or export it as EDF+ in the program that recorded
 SAMPLES_HINT = "its samples and markers lie beside it"
 FIRST_SPLIT = re.compile(r"_split-(0*)1(?=_)")  # of a name of BIDS
 UNNAMED = {"unknown", "boundary"}  # names of mne and of EEGLAB for what is no event
+# annotations where two recordings meet, and of a pause that is filled with zeros
+JOINTS = {"boundary", "New Segment/", "BAD boundary", "EDGE boundary"}
+PAUSE = "BAD_ACQ_SKIP"
 
 
 class MneContent(NamedTuple):
@@ -162,9 +168,9 @@ def _find_unit(channel: Mapping[str, Any], kind: str, stated: str) -> tuple[floa
 
     mne brings volts and siemens to the unit without a prefix, and drops other units of a header.
     """
-    code = getattr(channel["unit"], "name", "")
-    if kind in ELECTRIC or code == "FIFF_UNIT_V":
-        return UNITS["FIFF_UNIT_V"]
+    code = int(channel["unit"])
+    if kind in ELECTRIC or code == VOLT:
+        return UNITS[VOLT]
     if stated:
         return UNITS.get(stated) or (1.0, sanitize_label(stated))
     return UNITS.get(code, (1.0, ""))
@@ -230,7 +236,38 @@ def _load_raw(path: Path) -> MneContent:
     ]
     start = raw.info["meas_date"]
     start = start + timedelta(seconds=first) if start else None
-    return MneContent(raw.info, [(0.0, raw.get_data(verbose="ERROR"))], notes, [], start, [])
+    breaks = [note for note in notes if note.label in {*JOINTS, PAUSE}]
+    events = [note for note in notes if note not in breaks]
+    pieces = _cut_pieces(raw.get_data(verbose="ERROR"), float(raw.info["sfreq"]), breaks)
+    return MneContent(raw.info, pieces, events, [], start, _report_pieces(pieces))
+
+
+def _cut_pieces(
+    values: np.ndarray, rate: float, breaks: Iterable[Annotation]
+) -> list[tuple[float, np.ndarray]]:
+    """The stretches [V, T] between joints and pauses, and the second at which each begins."""
+    starts, stops = [0], []
+    for note in sorted(breaks):
+        is_pause = note.label == PAUSE
+        begin, end = note.onset, note.onset + note.duration * is_pause
+        stops.append(_find_sample(begin, rate))
+        starts.append(max(_find_sample(end, rate), starts[-1]))
+    bounds = zip(starts, [*stops, values.shape[1]], strict=True)
+    return [(begin / rate, values[:, begin:end]) for begin, end in bounds if begin < end]
+
+
+def _find_sample(seconds: float, rate: float) -> int:
+    """The first sample at or after a time; EEGLAB writes joints half a sample before it."""
+    return max(0, math.ceil(seconds * rate - 1e-3))
+
+
+def _report_pieces(pieces: Sequence[Any]) -> list[Finding]:
+    """What is said of a recording that was interrupted."""
+    if len(pieces) < 2:
+        return []
+    problem = f"was interrupted: {len(pieces)} stretches"
+    action = "no window spans two of them"
+    return [Finding(Reason.DISCONTINUOUS, problem, action, level="info", count=len(pieces))]
 
 
 def _load_epochs(path: Path) -> MneContent:
