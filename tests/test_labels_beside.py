@@ -746,6 +746,25 @@ def test_marks_reach_as_the_map_says(tmp_path: Path, reaches: str, wanted: list[
     assert labels(recordings(tmp_path / "cache")["s1"]) == wanted
 
 
+def test_diagnoses_in_headers_of_wfdb_are_classes(tmp_path: Path) -> None:
+    comments = {
+        "a1": ["Age: 62", "Dx: 426783006"],
+        "a2": ["Dx: 164889003, 59118001,164889003", "Rx: Unknown"],
+        "a3": ["Dx: Unknown"],
+        "a4": ["Dx: Doe 426783006"],
+    }
+    (tmp_path / "raw").mkdir()
+    for name, lines in comments.items():
+        wfdb.wrsamp(
+            name, 100, ["mV"], ["II"], d_signal=np.arange(1000)[:, None], fmt=["16"],
+            adc_gain=[200.0], baseline=[0], comments=lines, write_dir=str(tmp_path / "raw"),
+        )  # fmt: skip
+    ingest_with_map(tmp_path / "raw", '[labels]\n164889003 = "AF"\n', tmp_path / "cache")
+    read = {name: record.attributes for name, record in recordings(tmp_path / "cache").items()}
+    classes = {"a1": {"labels": ["426783006"]}, "a2": {"labels": ["AF", "59118001"]}}
+    assert read == {"a3": {}, "a4": {}, **classes}
+
+
 def test_stages_of_an_annotation_file_of_wfdb(tmp_path: Path) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()

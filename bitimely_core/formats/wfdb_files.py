@@ -4,6 +4,7 @@ Every size in a header is compared with that of the file before anything is allo
 that leaves the record's folder is refused; the package `wfdb` does neither.
 """
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -50,6 +51,10 @@ class WfdbSegment(NamedTuple):
     groups: tuple[WfdbSignalGroup, ...]
 
 
+CODE = re.compile(r"\d{6,18}")
+DIAGNOSES = re.compile(r"Dx:\s*(\d{6,18}(?:\s*,\s*\d{6,18})*)", re.IGNORECASE)
+
+
 @dataclass(frozen=True, kw_only=True)
 class WfdbHeader:
     """A validated header, with those of its segments.
@@ -67,6 +72,7 @@ class WfdbHeader:
     day: date | None
     clock: time | None
     comments: tuple[str, ...] = ()  # empty without keep_phi
+    diagnoses: tuple[str, ...] = ()  # codes of SNOMED CT in comments such as `Dx: 426783006`
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -143,6 +149,7 @@ def read_header(
         day=parsed.day,
         clock=parsed.clock,
         comments=tuple(map(clean, notes.comments)) if keep_phi else (),
+        diagnoses=_list_diagnoses(notes.comments),
         findings=tuple(merge_findings(notes.findings)),
     )
 
@@ -183,6 +190,12 @@ def _list_channels(
         for channel in sorted(inner, key=attrgetter("number")):
             channels.setdefault(channel.name, channel)
     return tuple(channels.values())
+
+
+def _list_diagnoses(comments: Iterable[str]) -> tuple[str, ...]:
+    """The codes of diagnoses in comments, each once, as in the challenges of 2020 and 2021."""
+    lines = filter(None, map(DIAGNOSES.fullmatch, comments))
+    return tuple(dict.fromkeys(chain.from_iterable(CODE.findall(line[1]) for line in lines)))
 
 
 def _report_comments(notes: HeaderNotes, *, keep: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +16,7 @@ from bitimely_core.recordings.mapping import Format, RecordingInfo
 from bitimely_core.recordings.mne_files import read_mne
 from bitimely_core.recordings.selection import make_record
 from bitimely_core.recordings.table_blocks import read_any_table
-from bitimely_core.types import Annotation, Record, Records
+from bitimely_core.types import Annotation, AttributeValue, Record, Records
 
 
 def read_edf(path: Path, rel: str, info: RecordingInfo) -> Record:
@@ -48,9 +48,17 @@ def read_wfdb(source: Source, rel: str, info: RecordingInfo) -> Record:
         codes += content.codes
         notes += content.notes
         findings += content.findings
-    info = replace(info, notes=(*info.notes, *codes))
+    attributes = _name_diagnoses(header.diagnoses, info) | info.attributes
+    info = replace(info, notes=(*info.notes, *codes), attributes=attributes)
     phi = {"comments": "\n".join(header.comments)} if header.comments else {}
     return make_record(rel, info, recording.signals, notes, findings, header.start, phi)
+
+
+def _name_diagnoses(codes: Sequence[str], info: RecordingInfo) -> dict[str, AttributeValue]:
+    """The codes of a header as the classes of its recording, called as the map says."""
+    words = info.label_rules.words or {}
+    classes = [*filter(None, dict.fromkeys(words.get(code, code) for code in codes))]
+    return {"labels": classes} if classes else {}
 
 
 READERS: dict[Format, Callable[[Path, str, RecordingInfo], Record | Records]] = {
