@@ -137,6 +137,33 @@ def test_a_table_says_whose_recordings_are(
     assert list_subjects(folder) == dict(zip(names.split(), wanted.split(), strict=True))
 
 
+def test_subjects_of_a_map_come_before_those_of_a_table(folder: Path) -> None:
+    for seed, name in enumerate(("S1_a", "S1_b", "S2_a", "S2_b")):
+        write_recording(folder / f"{name}.csv", seed)
+    (folder / "t.csv").write_text("file,subject,class\nS1_a,u,x\nS1_b,v,x\nS2_a,u,y\nS2_b,v,y\n")
+    path = folder.parent / "map.toml"
+    path.write_text("[[files]]\npattern = 'S*.csv'\nmatch = '(?P<subject>S[0-9])'\n")
+    records = read_folder(folder, options={"map": str(path)})
+    assert {name: (r.subject_id, r.attributes["label"]) for name, r in records.items()} == {
+        "S1_a": ("S1", "x"), "S1_b": ("S1", "x"), "S2_a": ("S2", "y"), "S2_b": ("S2", "y"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("by", ["match", "table", "nothing"])
+def test_a_subject_may_be_called_as_its_recording(folder: Path, by: str) -> None:
+    write_records(folder, 3)
+    path = folder.parent / "map.toml"
+    line = "match = '(?P<subject>r[0-9])'" if by == "match" else ""
+    path.write_text(f"[[files]]\npattern = 'r*.csv'\n{line}\n")
+    if by == "table":
+        (folder / "t.csv").write_text("file,subject\nr0,r0\nr1,r1\nr2,r2\n")
+    options = {"map": str(path)}
+    report = ingest("generic", folder, folder.parent / "cache", options=options)
+    unknown = [r for r in report["reasons"] if "unknown subjects" in r["message"]]
+    wanted = (1, 3) if by == "nothing" else (0, 0)
+    assert (len(unknown), report["use"]["unknown_subjects"]) == wanted
+
+
 @pytest.mark.parametrize(
     ("names", "text", "wanted"),
     [

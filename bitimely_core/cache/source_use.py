@@ -98,7 +98,8 @@ def summarize_use(
     recordings = list(itertools.chain.from_iterable(entry.recordings for entry in entries.values()))
     attributes = itertools.chain.from_iterable(row.attributes for row in recordings)
     reports = [entry.report for entry in entries.values() if entry.report]
-    findings = itertools.chain(reasons, *(report.reasons for report in reports))
+    findings = [*itertools.chain(reasons, *(report.reasons for report in reports))]
+    unstated = sum(f.count for f in findings if (f.code, f.field) == (Reason.IDENTIFIER, "subject"))
     return SourceUse(
         files_read=files,
         files_left=list(unread),
@@ -110,7 +111,7 @@ def summarize_use(
         labelled_seconds=round(sum(row.labelled for row in recordings), 3),
         labels_known=not targets.isdisjoint(itertools.chain(channels, attributes)),
         unknown_texts=sum(f.count for f in findings if f.code == Reason.UNKNOWN_LABEL),
-        unknown_subjects=_count_unknown_subjects(recordings),
+        unknown_subjects=min(unstated, _count_unknown_subjects(recordings)),
         rows_dropped=list(_list_dropped(tables)),
     )
 

@@ -673,19 +673,17 @@ def describe_recording(
     """
     chosen, labels, options = folder.chosen, folder.labels, folder.options
     groups = search_groups(rule.match, rel)
-    subject = (
-        groups.get("subject")
-        or rule.subject
-        or _find_named_subject(rel)
-        or labels.subjects.get(rel, "")
-    )
+    named = groups.get("subject") or rule.subject
+    subject = named or _find_named_subject(rel) or labels.subjects.get(rel, "")
     row = labels.find_row([*keys, subject])
+    owner = named or str(row.get("subject") or subject)
     notes = labels.list_notes(keys)
     is_numeric = chosen.annotations is not None and bool(chosen.annotations.value)
     rules = read_label_rules(chosen)
     info = RecordingInfo(
         recording_id=name,
-        subject_id=str(row.get("subject") or subject or name),
+        subject_id=owner or name,
+        has_subject=bool(owner),
         attributes=_list_attributes(rel, row, groups, rule, rules.words or {}),
         notes=() if is_numeric else notes,
         numbers=notes if is_numeric else (),

@@ -248,6 +248,7 @@ class RecordingInfo:
     facts: dict[str, ChannelFacts] = field(default_factory=dict)  # by the channels table of BIDS
     stated_rate: float | None = None  # Hz, by the description beside a recording
     headers: tuple[tuple[str, str], ...] = ()  # names and units of columns, by that beside a table
+    has_subject: bool = False  # the subject is stated, and may be called as the recording
     zone: float | None = None  # seconds from UTC to the recording's clock, where it is stated
     is_part: bool = False  # of a recording in several files: all channels are read
 

@@ -140,7 +140,7 @@ def _name_person(info: RecordingInfo, header: str, name: str) -> RecordingInfo:
 
 def _name_owner(info: RecordingInfo, header: str, name: str) -> RecordingInfo:
     """What is known of a table whose rows are all of `name`; a subject that is known stays."""
-    is_known = info.subject_id != info.recording_id or not _is_person_column(info, header)
+    is_known = info.has_subject or not _is_person_column(info, header)
     return info if is_known else replace(info, subject_id=name)
 
 
@@ -612,6 +612,8 @@ def read_series(path: Path, rel: str, info: RecordingInfo) -> Records:
                 "recordings of one person in two splits make scores optimistic",
                 "Give subject_column",
                 file=rel,
+                field="subject",
+                count=len(records),
             )
         )
     return Records(records=records, rows=[account], findings=findings)

@@ -22,11 +22,7 @@ SHOWN = 5  # names in a message
 
 def report_lone_recordings(infos: Mapping[str, RecordingInfo]) -> Iterator[Finding]:
     """A warning about recordings without a known subject."""
-    lone = [
-        rel
-        for rel, info in infos.items()
-        if info.subject_id == info.recording_id and not info.series
-    ]
+    lone = [rel for rel, info in infos.items() if not info.has_subject and not info.series]
     if len(infos) > 1 and lone:
         line = _propose_match(list(infos))
         hint = "Give --map (generic) with a match or a table where several are of one person"
@@ -36,6 +32,7 @@ def report_lone_recordings(infos: Mapping[str, RecordingInfo]) -> Iterator[Findi
             "recordings of one person in two splits make scores optimistic",
             f"{hint}{line}",
             file=lone[0],
+            field="subject",
             count=len(lone),
         )
 
