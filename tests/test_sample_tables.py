@@ -1752,3 +1752,16 @@ def test_pressures_leave_the_other_channels_readable(tmp_path: Path) -> None:
     assert [signal.channel for signal in record.signals] == ["HR"]
     np.testing.assert_array_equal(record.signals[0].samples, 60 + np.arange(200) % 7)
     assert "not channels: 'BP'" in str(report["reasons"])
+
+
+def test_columns_of_one_name_are_channels_with_their_numbers(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(0, 20, (300, 4)).round(3)
+    rows = [f"{k / 100:.2f},{','.join(map(str, row))}" for k, row in enumerate(values)]
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "a.csv").write_text("\n".join(["time,EEG,EEG,eeg,ECG", *rows]) + "\n")
+    ingest("generic", tmp_path / "raw", tmp_path / "cache")
+    (record,) = open_cache(tmp_path / "cache").records()
+    names = ["EEG (1)", "EEG (2)", "eeg", "ECG"]
+    assert [signal.channel for signal in record.signals] == names
+    for signal, column in zip(record.signals, values.T, strict=True):
+        np.testing.assert_allclose(signal.samples, column, atol=1e-4)

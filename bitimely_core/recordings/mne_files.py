@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
-from itertools import chain
+from itertools import chain, filterfalse
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -236,10 +236,13 @@ def _load_raw(path: Path) -> MneContent:
     ]
     start = raw.info["meas_date"]
     start = start + timedelta(seconds=first) if start else None
-    breaks = [note for note in notes if note.label in {*JOINTS, PAUSE}]
-    events = [note for note in notes if note not in breaks]
+    breaks, events = filter(_is_break, notes), list(filterfalse(_is_break, notes))
     pieces = _cut_pieces(raw.get_data(verbose="ERROR"), float(raw.info["sfreq"]), breaks)
     return MneContent(raw.info, pieces, events, [], start, _report_pieces(pieces))
+
+
+def _is_break(note: Annotation) -> bool:
+    return note.label in {*JOINTS, PAUSE}
 
 
 def _cut_pieces(

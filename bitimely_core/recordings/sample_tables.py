@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -26,7 +25,7 @@ from bitimely_core.errors import (
 )
 from bitimely_core.formats import clocks, sample_values, sniffer, table_facts, tables
 from bitimely_core.formats.source import locate_errors, report_faults
-from bitimely_core.formats.text import list_names, sanitize_label
+from bitimely_core.formats.text import list_names, number_duplicates, sanitize_label
 from bitimely_core.formats.units import narrow_samples
 from bitimely_core.recordings import timing
 from bitimely_core.recordings.channels import list_needed, read_states
@@ -75,14 +74,15 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record | Records:
         people = find_subjects(path, facts, info)
         if people:
             facts = facts._replace(columns=_leave_out(facts.columns, people.place))
-        places, names = _choose_channels(facts, info)
+        remarks: list[Finding] = []
+        places, names = _choose_channels(facts, info, remarks)
         clock = _choose_clock(facts, info, places)
         rate = _find_rate(facts, info, clock)
         content = sample_values.read_values(path, facts, places, clock)
         if not len(content.values):
             raise input_error(Reason.TRUNCATED, "has no rows below its header")
         _refuse_long(path, facts, content.times)
-        remarks = [] if info.missing is not None else drop_codes(content.values, names)
+        remarks += [] if info.missing is not None else drop_codes(content.values, names)
         remarks += _report_below(content.below)
         width = len(facts.list_channels())
         if width > max(MOST_CHANNELS, len(content.values)):
@@ -316,11 +316,11 @@ def list_table_channels(path: Path, info: RecordingInfo) -> list[str]:
 
 
 def _choose_channels(
-    facts: table_facts.TableFacts, info: RecordingInfo
+    facts: table_facts.TableFacts, info: RecordingInfo, remarks: list[Finding]
 ) -> tuple[list[int], list[str]]:
     """Places and names of the columns that are channels: those of the map, else all of numbers.
 
-    Raises UserError: schema, header.
+    `remarks` gets what is said of equal names. Raises UserError: schema, duplicate_channel.
     """
     columns, places = facts.columns, facts.list_channels()
     if info.channels:
@@ -329,24 +329,20 @@ def _choose_channels(
         headers_text = list_names([column.header for column in columns if column.header], 12)
         wanted = f"found the columns {headers_text or 'without names'}"
         raise input_error(Reason.SCHEMA, "has no column of numbers beside its clock", wanted)
-    _refuse_repeated([columns[i].header for i in places])
-    named = list_channel_names(facts)
+    named = _name_channels(facts, remarks)
     needed = list_needed(named, info)
     return [i for i, name in zip(places, named, strict=True) if name in needed], needed
 
 
-def _refuse_repeated(headers: Sequence[str]) -> None:
-    """Raises UserError (header) for a header that two columns have."""
-    for header, count in Counter(filter(None, headers)).items():
-        if count > 1:
-            problem = f"the column {safe_text(header)} occurs {count} times"
-            raise input_error(Reason.HEADER, problem, "expected once", field=header)
-
-
 def list_channel_names(facts: table_facts.TableFacts) -> list[str]:
-    """Names of the channels of a table; those without one are numbered."""
+    """Names of the channels of a table; those without one of their own are numbered."""
+    return _name_channels(facts, [])
+
+
+def _name_channels(facts: table_facts.TableFacts, findings: list[Finding]) -> list[str]:
     columns = [facts.columns[i] for i in facts.list_channels()]
-    return [column.name or f"channel {n}" for n, column in enumerate(columns, 1)]
+    names = {n: column.name or f"channel {n}" for n, column in enumerate(columns, 1)}
+    return [*number_duplicates(names, (), "name", findings).values()]
 
 
 def _find_channels(facts: table_facts.TableFacts, wanted: Sequence[str]) -> list[int]:
