@@ -48,8 +48,8 @@ def read_wfdb(source: Source, rel: str, info: RecordingInfo) -> Record:
         codes += content.codes
         notes += content.notes
         findings += content.findings
-    attributes = _name_diagnoses(header.diagnoses, info) | info.attributes
-    info = replace(info, notes=(*info.notes, *codes), attributes=attributes)
+    classes = _name_diagnoses(header.diagnoses, info)
+    info = replace(info, notes=(*info.notes, *codes), attributes=classes | info.attributes)
     phi = {"comments": "\n".join(header.comments)} if header.comments else {}
     return make_record(rel, info, recording.signals, notes, findings, header.start, phi)
 
