@@ -977,7 +977,10 @@ def test_a_table_of_observation_by_other_names_is_asked_for(ingest: Ingest, raw:
 
 @pytest.mark.parametrize(
     "word",
-    [*("09", "9", "9.0", "ICD9CM", "ICD-9-CM", "icd 9", "i9"), "http://hl7.org/fhir/sid/icd-9-cm"],
+    [
+        *("09", "9", "9.0", "ICD9CM", "ICD-9-CM", "icd 9", "i9"),
+        *("http://hl7.org/fhir/sid/icd-9-cm", "2.16.840.1.113883.6.103"),
+    ],
 )
 def test_words_of_vocabularies(ingest: Ingest, raw: Path, word: str) -> None:
     copy_patients(raw)

@@ -309,6 +309,16 @@ def test_codes_without_a_point_are_told_where_some_are_left_out(
         ("icd9", "250,00", ["250.00"]),  # a decimal comma
         ("icd9", "428 0", ["428.0"]),
         ("icd10", "E11,9", ["E11.9"]),
+        ("icd10", "J45,909", ["J45.909"]),  # also where the map lacks it
+        ("icd10", "E11,9;I25,10", ["E11.9", "I25.10"]),
+        ("icd10", "E11,9,I10", ["E11.9", "I10"]),
+        ("icd9", "250,00;428,0", ["250.00", "428.0"]),
+        ("icd9", "250,401", ["250", "401"]),
+        ("icd9", "V10,401", ["V10", "401"]),
+        ("icd9", "38,93", ["bad_code"]),  # a procedure
+        ("icd10", "I1O", ["I10"]),  # a letter for a zero
+        ("icd10", "I5O.9", ["I50.9"]),
+        ("icd10", "O1O.9", ["O10.9"]),
         ("icd10", "I 50.9", ["I50.9"]),
         ("icd10", "E11.9 - Type 2 diabetes, without complications", ["E11.9"]),
         ("icd10", "I10: Hypertension (primary)", ["I10"]),

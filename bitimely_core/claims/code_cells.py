@@ -34,7 +34,12 @@ SURE_SEPARATOR = re.compile(r"[;,|^~\t\r\n]")
 SEPARATOR = re.compile(r"[;,|^~\t\r\n/:&\\]+|[+*!†‡](?=\s*[A-Z]\d)")
 RANGES = {"-", "–", "TO", "BIS"}  # between the ends of a block: E10 - E14
 QUOTES = " \t\r\n'\"\u00a0\ufeff"
-DECIMAL = re.compile(r"([EV]?\d{2,3}|[A-Z]\d\d)\s*[ ,]\s*(\d{1,2})", re.ASCII)  # E11,9 and 428 0
+DECIMAL = re.compile(r"([EV]?\d{2,3}|[A-Z]\d\d)\s*[ ,]\s*(\d{1,2})", re.ASCII)  # E11 9 and 38,9
+# a comma that is the point of a code: what is behind it begins no code of the vocabulary
+DECIMAL_COMMA = {
+    "icd9": re.compile(r"(?<![\w.])(E?\d{3}|[A-Z]\d\d),(?=\d{1,2}(?![\w.]))", re.ASCII),
+    "icd10": re.compile(r"(?<![\w.])([A-Z]\d[0-9A-Z]),(?=\d[0-9A-Z]{0,3}(?![\w.]))", re.ASCII),
+}
 
 # dagger, asterisk and the like behind a code; +0 is an extension of the French PMSI
 MARKS = re.compile(r"\s*(\+\d{0,2}|[*!#†‡]+)$", re.ASCII)
@@ -115,7 +120,7 @@ def read_cell(
     """
     if is_empty(raw):
         return (CellCode(None, MISSING),)
-    text = _strip_cell(raw or "")
+    text = DECIMAL_COMMA[form.family].sub(r"\1.", _strip_cell(raw or ""))
     whole = _read_part(text, form, table)
     if whole.code is not None:
         return (_drop_code(whole),)
@@ -222,6 +227,8 @@ def _read_icd10(text: str, form: CodeForm, table: PhecodeTable) -> CellCode:
         is_diagnosis &= PREFIXES[prefixed[1]]
         body = prefixed[2]
     body = _cut_marks(_join_blanks(body, form.vocab, table))
+    # no edition has a letter O behind the first digit: a zero was meant
+    body = body[:2] + body[2:].replace("O", "0")
     match = ICD10_FORM.fullmatch(body)
     if match is None:
         fault = codes.classify_fault(text, form.vocab, "bad_format")
