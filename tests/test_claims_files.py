@@ -1064,6 +1064,33 @@ def test_statistics_files_are_the_table_that_was_written(
         assert (cohort["sex"] == 2).sum() == patients["sex"].sum()
 
 
+def test_labels_of_numbers_are_read_in_every_column_of_words(ingest: Ingest, raw: Path) -> None:
+    """Sexes, states and kinds of claims stand in one table, with numbers against custom."""
+    pyreadstat = pytest.importorskip("pyreadstat")
+    pandas = pytest.importorskip("pandas")
+    claims = pandas.read_csv(CONTROL / "claims.csv", dtype=str)
+    claims["date"] = pandas.to_datetime(claims["date"]).dt.date
+    person = claims["patient_id"].rank(method="dense").astype(int)
+    claims["sex"] = 1.0 + person % 2
+    claims["vital_status"] = (person > 7).astype(float)
+    claims["last_contact"] = claims["date"].max()
+    claims["source"] = 2.0
+    labels = {
+        "sex": {1.0: "Female", 2.0: "Male"},
+        "vital_status": {0.0: "Dead", 1.0: "Alive"},
+        "source": {1.0: "Inpatient", 2.0: "Physician"},
+    }
+    pyreadstat.write_sav(claims, str(raw / "claims.sav"), variable_value_labels=labels)
+    ended = ingest(raw)
+    assert ended.code == 0
+    cohort = open_cache(ended.workspace / "cache" / "pophr").cohort()
+    assert cohort.height == 60
+    assert (cohort["sex"] == 1).sum() == 30
+    assert cohort["death_day"].is_not_null().sum() == 7
+    events = pl.read_parquet(ended.workspace / "cache" / "pophr" / "events-*.parquet")
+    assert events["source"].cast(pl.String).unique().to_list() == ["physician"]
+
+
 def test_codes_stored_as_numbers_are_refused(ingest: Ingest, raw: Path) -> None:
     pyreadstat = pytest.importorskip("pyreadstat")
     pandas = pytest.importorskip("pandas")

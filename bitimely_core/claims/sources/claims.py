@@ -108,7 +108,6 @@ from bitimely_core.claims.unknown_dates import DEFAULTS, blank_dates
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats.sniffer import find_delimiter
 from bitimely_core.formats.source import Source, locate_errors
-from bitimely_core.formats.stat_files import is_stat_file, read_value_labels
 
 EVENT_COLUMNS = {
     **words.list_names("claims"),
@@ -785,11 +784,7 @@ def _add_deaths(frame: pl.DataFrame | None, deaths: pl.DataFrame) -> pl.DataFram
 
 def _read_ids(table: OpenTable, key: str, accounts: TableAccounts) -> pl.DataFrame:
     """All rows of a table of subjects; its ids without a fraction of 0."""
-    frame = table.read()
-    if "sex" in table.columns and is_stat_file(table.path):  # 1 may be labelled female
-        labels = read_value_labels(table.path, table.columns["sex"])
-        frame = frame.with_columns(pl.col("sex").replace(labels))
-    frame = decode_sexes(frame, table.columns)
+    frame = decode_sexes(table.read(), table.columns)
     ids = frame[key].drop_nulls()
     is_float = ids.len() > 0 and bool(ids.str.contains(FLOAT_ID).all())
     accounts.findings += _report_float_ids(table.file, is_float=is_float)

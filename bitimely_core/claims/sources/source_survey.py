@@ -70,6 +70,7 @@ def _iter_event_frames(table: SourceTable) -> Iterator[tuple[EventBlock, int]]:
     source = table.table
     further = (*table.wide, *table.beside)
     with locate_errors(table.file):
+        named = source.name_values()
         for block in tables.read_frames(
             source.path,
             tuple(dict.fromkeys((*source.columns.values(), *further))),
@@ -79,7 +80,8 @@ def _iter_event_frames(table: SourceTable) -> Iterator[tuple[EventBlock, int]]:
         ):
             tables.refuse_faults(block, table.file)
             keys = (pl.col(name).alias(key) for key, name in source.columns.items())
-            shaped = table.shape(block.frame.select("row", *keys, *further))
+            frame = block.frame.select("row", *keys, *further).with_columns(named)
+            shaped = table.shape(frame)
             frame = shaped.events
             if block.has_blanks:
                 frame = frame.with_columns(pl.col("subject_id").str.strip_chars())

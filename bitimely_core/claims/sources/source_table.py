@@ -13,7 +13,11 @@ import polars as pl
 
 from bitimely_core.errors import Reason
 from bitimely_core.formats import tables
+from bitimely_core.formats.stat_files import is_stat_file, read_value_labels
 from bitimely_core.formats.table_text import TableSpan
+
+NAMED_VALUES = ("sex", "vital", "source", "vocab", "certainty", "status")
+"""Keys of columns whose numbers stand for words."""
 
 Stated = Literal["surely", "by name", "nowhere"]
 """What states the vocabulary of rows without one: an option, the name of the column, or nothing."""
@@ -36,17 +40,20 @@ class OpenTable(NamedTuple):
         return [name for name in self.list_names() if name not in self.columns.values()]
 
     def read(self) -> pl.DataFrame:
-        """All rows, as `tables.read_table`."""
-        return tables.read_table(self.path, self.file, self.columns, self.delimiter)
+        """All rows, as `tables.read_table`; numbers that stand for words are these."""
+        frame = tables.read_table(self.path, self.file, self.columns, self.delimiter)
+        return frame.with_columns(self.name_values())
 
     def read_blocks(self, *names: str, quotes: bool = True) -> Iterator[pl.DataFrame]:
         """Blocks with `row`, the columns under their keys without surrounding blanks, and further
-        columns by their names. `quotes`: as of `tables.read_frames`.
+        columns by their names. Numbers that stand for words are these. `quotes`: as of
+        `tables.read_frames`.
         """
         wanted = tuple(dict.fromkeys((*self.columns.values(), *names)))
+        named = self.name_values()
         for block in tables.read_frames(self.path, wanted, delimiter=self.delimiter, quotes=quotes):
             tables.refuse_faults(block, self.file)
-            yield block.frame.select(
+            frame = block.frame.select(
                 "row",
                 *(
                     tables.strip_blanks(pl.col(name)).alias(key)
@@ -54,6 +61,14 @@ class OpenTable(NamedTuple):
                 ),
                 *names,
             )
+            yield frame.with_columns(named)
+
+    def name_values(self) -> list[pl.Expr]:
+        """Columns with the labels that Stata and SPSS give to numbers: 1 may be female, 0 dead."""
+        named = [key for key in NAMED_VALUES if key in self.columns and is_stat_file(self.path)]
+        return [
+            pl.col(key).replace(read_value_labels(self.path, self.columns[key])) for key in named
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
