@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,10 @@ from sksurv.util import Surv
 from test_event_inputs import GRID, OWN
 
 from bitimely_core import evaluate, heads, models
+from bitimely_core.analyses.calibration import calibration
+from bitimely_core.analyses.embedding import embedding
+from bitimely_core.analyses.probing import probing
+from bitimely_core.errors import UserError
 from bitimely_core.evaluate import survival_metrics
 from bitimely_core.models import survival as hazards
 from bitimely_core.types import Batch, name_horizon
@@ -480,3 +485,11 @@ def test_means_over_columns_take_c_at_the_longest_horizon_alone():
         for rows, score in ((slice(60), risk), (slice(10, 60), 1 - risk))
     ]
     assert found.metrics["c_index"].value == pytest.approx(np.mean(c), abs=1e-9)
+
+
+@pytest.mark.parametrize("analysis", [calibration, embedding, probing])
+def test_analyses_of_classes_and_labels_refuse_times_to_event(analysis):
+    run = SimpleNamespace(windows=lambda: SimpleNamespace(task="survival", name="times"))
+    with pytest.raises(UserError, match="times has times to event") as refused:
+        analysis([run])
+    assert "--time-to-event" in str(refused.value)

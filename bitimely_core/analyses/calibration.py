@@ -58,7 +58,7 @@ from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import CorrectedDifference, MetricValue, Scores, TaskScores
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens import Windows
-from bitimely_core.tokens.sets import require_labels
+from bitimely_core.tokens.sets import require_plain_labels
 
 Array = npt.NDArray[Any]
 
@@ -106,7 +106,7 @@ def calibration(
     """
     run = runs[0]
     windows = run.windows()
-    require_labels(windows)
+    require_plain_labels(windows)
     head = _require_head(run)
     rows = {
         split: plain_features.draw_rows(windows, split, sequences, seed)

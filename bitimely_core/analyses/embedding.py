@@ -32,7 +32,7 @@ from bitimely_core.run import Run
 from bitimely_core.schemas.scores import MetricValue
 from bitimely_core.tokens import Windows
 from bitimely_core.tokens.drawing import draw_held_out
-from bitimely_core.tokens.sets import require_labels
+from bitimely_core.tokens.sets import require_plain_labels
 
 Array = npt.NDArray[Any]
 
@@ -201,7 +201,7 @@ def embedding(
     """
     run = runs[0]
     windows = run.windows()
-    require_labels(windows)
+    require_plain_labels(windows)
     rows, split = draw_held_out(windows, sequences, seed)
     if len(rows) < 3:
         raise input_error(

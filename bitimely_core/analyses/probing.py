@@ -46,7 +46,7 @@ from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import SPLITS, Run
 from bitimely_core.schemas.scores import CorrectedDifference, Difference, MetricValue, TaskScores
 from bitimely_core.tokens import Windows
-from bitimely_core.tokens.sets import require_labels
+from bitimely_core.tokens.sets import require_plain_labels
 
 Array = npt.NDArray[Any]
 
@@ -157,7 +157,7 @@ def probing(
     """
     run = runs[0]
     windows = run.windows()
-    require_labels(windows)
+    require_plain_labels(windows)
     _check_comparable(runs)
     rows = draw_splits(windows, sequences, sequences, seed)
     target = {split: np.asarray(windows.targets(drawn)) for split, drawn in rows.items()}

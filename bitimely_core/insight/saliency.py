@@ -146,7 +146,7 @@ def _common_windows(runs: list[Run], layer: int) -> Windows:
         if config.tokenizer == "codes" or not hasattr(run.windows(), "channel_names"):
             raise usage_error(
                 f"{run.name} reads events",
-                "expected signals, of which shapelets are segments",
+                "expected signals, whose samples are shown with their weight",
                 field="RUN",
             )
         if not 0 <= layer <= config.layers:

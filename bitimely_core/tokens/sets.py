@@ -406,3 +406,16 @@ def require_labels(windows: TokenSet) -> None:
         f"Name one: {', '.join(names)}" if names else UNLABELLED_HISTORIES,
         field="--data",
     )
+
+
+def require_plain_labels(windows: TokenSet) -> None:
+    """As `require_labels`, and without times to event. Raises UserError (config, exit 2)."""
+    require_labels(windows)
+    if windows.task == "survival":
+        raise usage_error(
+            f"{windows.name} has times to event",
+            "expected classes, labels or numbers",
+            "Tokenize without --time-to-event for it; `bitimely evaluate` shows the calibration of "
+            "times to event",
+            field="--data",
+        )
