@@ -183,7 +183,9 @@ def _place_subjects(plan: SequencePlan, cohort: pl.DataFrame) -> pl.DataFrame:
         return cohort.with_columns(split=pl.lit("test", names)).drop("split_bin")
     if plan.split_file:
         path = Path(plan.split_file)
-        placed = subject_splits.read_split_file(path, "as in subjects.parquet", numbers=True)
+        placed = subject_splits.read_split_file(
+            path, "numbers of subjects.parquet; give ids of the source to ingest", numbers=True
+        )
         placed = placed.with_columns(pl.col("split").cast(names))
         cohort = cohort.drop("split", "split_bin", strict=False).join(
             placed, on="subject_id", how="left", maintain_order="left"
