@@ -11,7 +11,7 @@ import re
 import signal
 import threading
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import IntEnum, StrEnum
@@ -214,7 +214,7 @@ URL = re.compile(SCHEME + r"((?:[^\s/'\"<>]*:[^\s/'\"<>]*(?: [^\s/'\"<>:@]+)+@)?
 WHOLE_URL = re.compile(SCHEME + r"(.*)", re.DOTALL)  # keys of a bucket may hold spaces and quotes
 PORT = re.compile(r"(\[[^\]]*\]|[^:]*):\d{1,5}")
 UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # categories of Unicode
-NAMES_LISTED = 60  # known names in an error
+NAMES_LISTED, FIRST_NAMES = 60, 20  # known names in an error, and of more than these the first
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
@@ -512,10 +512,15 @@ def unknown_name_error(kind: str, name: object, names: Iterable[str]) -> UserErr
     close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
     return usage_error(
         f"unknown {kind} {str(name)!r}",
-        f"known are {list_first(sorted(names), NAMES_LISTED) or 'none yet'}",
+        f"known are {_list_known(names) or 'none yet'}",
         f"Did you mean {' or '.join(close)}?" if close else "",
         code=Reason.UNKNOWN_NAME,
     )
+
+
+def _list_known(names: Sequence[str]) -> str:
+    """The names, of very many the first."""
+    return list_first(sorted(names), NAMES_LISTED if len(names) <= NAMES_LISTED else FIRST_NAMES)
 
 
 def check_choice(kind: str, value: str | None, names: Iterable[str]) -> None:

@@ -168,6 +168,8 @@ def _find_unit(channel: Mapping[str, Any], kind: str, stated: str) -> tuple[floa
 
     mne brings volts and siemens to the unit without a prefix, and drops other units of a header.
     """
+    if kind == "stim":  # codes, for which mne states volts
+        return 1.0, ""
     code = int(channel["unit"])
     if kind in ELECTRIC or code == VOLT:
         return UNITS[VOLT]
