@@ -94,14 +94,17 @@ def test_listings_do_without_torch(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_reports_and_scores_without_a_network_do_without_torch(tmp_path: Path) -> None:
+    """The predictions of a network that was scored before are stored, on that device."""
     home = small.copy_workspace(tmp_path / "home")
+    assert main(["evaluate", "tuned", "-w", str(home)]) == 0
     assert (
         main(["train", "features", "--data", small.VIEW, "--run", "simple", "-w", str(home)]) == 0
     )
     program = """
 import sys
 from bitimely_cli.main import main
-for words in ("report tuned", "report tuned scratch", "evaluate simple", "evaluate tuned"):
+scored = ("evaluate simple", "evaluate tuned", "evaluate tuned --device cpu")
+for words in ("report tuned", "report tuned scratch", *scored):
     code = main([*words.split(), "-w", sys.argv[1]])
     print(code, "torch" in sys.modules, file=sys.stderr)
 """
@@ -109,7 +112,7 @@ for words in ("report tuned", "report tuned scratch", "evaluate simple", "evalua
         [sys.executable, "-c", program, str(home)], capture_output=True, text=True, check=True
     )
     found = [line for line in done.stderr.splitlines() if line.startswith("0 ")]
-    assert found == ["0 False"] * 3 + ["0 True"], done.stderr
+    assert found == ["0 False"] * 4 + ["0 True"], done.stderr
 
 
 @pytest.mark.slow
