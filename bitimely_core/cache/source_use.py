@@ -98,8 +98,8 @@ def summarize_use(
     recordings = list(itertools.chain.from_iterable(entry.recordings for entry in entries.values()))
     attributes = itertools.chain.from_iterable(row.attributes for row in recordings)
     reports = [entry.report for entry in entries.values() if entry.report]
-    findings = [*itertools.chain(reasons, *(report.reasons for report in reports))]
-    unstated = sum(f.count for f in findings if (f.code, f.field) == (Reason.IDENTIFIER, "subject"))
+    findings = list(itertools.chain(reasons, *(report.reasons for report in reports)))
+    alone = _count_unknown_subjects(recordings)
     return SourceUse(
         files_read=files,
         files_left=list(unread),
@@ -110,9 +110,18 @@ def summarize_use(
         seconds=round(sum(row.seconds for row in recordings), 3),
         labelled_seconds=round(sum(row.labelled for row in recordings), 3),
         labels_known=not targets.isdisjoint(itertools.chain(channels, attributes)),
-        unknown_texts=sum(f.count for f in findings if f.code == Reason.UNKNOWN_LABEL),
-        unknown_subjects=min(unstated, _count_unknown_subjects(recordings)),
+        unknown_texts=_sum_counts(findings, Reason.UNKNOWN_LABEL),
+        unknown_subjects=min(alone, _sum_counts(findings, Reason.IDENTIFIER, "subject")),
         rows_dropped=list(_list_dropped(tables)),
+    )
+
+
+def _sum_counts(findings: Iterable[FindingRecord], code: Reason, field: str = "") -> int:
+    """What findings of a reason count, those on one field where it is given."""
+    return sum(
+        finding.count
+        for finding in findings
+        if finding.code == code and field in {"", finding.field}
     )
 
 

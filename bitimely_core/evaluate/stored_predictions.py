@@ -20,7 +20,7 @@ from bitimely_core.tokens import Windows
 
 Array = npt.NDArray[Any]
 
-FOLDER = "baselines"  # in the folder of a run
+FOLDER = "baselines"  # in the folder of a run: predictions of its baselines, and its own
 PACKAGE = Path(__file__).parents[1]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -201,9 +202,8 @@ def find_layout(
     full = _find_full_rows(lines, rows, grammar)
     body = [rows[i] for i in full[len(full) // 3 :][-CELLS:]]
     valued = [_is_value_column(cells, grammar.decimal) for cells in zip(*body, strict=True)]
-    if not any(valued):  # a table of texts: its first line has the names
-        first = full[0] if full else 0
-        return Layout(first + 1, first + 1, rows[first] if full else [], [])
+    if not any(valued):
+        return _find_text_layout(rows, full)
     first = next((i for i in full if _is_row(rows[i], valued, grammar.decimal)), full[0])
     texts = _pad_names(rows, body)
     header, units = _find_header(lines, texts, first, grammar)
@@ -212,10 +212,16 @@ def find_layout(
         below = header + 1 + bool(units)
         begin = next(i for i in full if i >= below)  # faulty rows count, other lines do not
         return Layout(begin, header + 1, names, units)
-    has_fractions = any("." in cell for row in body for cell in row)
-    if _counts_up(rows[first]) and has_fractions:  # columns called 0, 1, 2 ...
+    if _counts_up(rows[first]) and "." in "".join(chain(*body)):  # columns called 0, 1, 2 ...
         return Layout(first + 1, first + 1, rows[first], [])
     return Layout(_find_first_line(lines, rows, first, grammar), 0, [], [])
+
+
+def _find_text_layout(rows: Sequence[list[str]], full: Sequence[int]) -> Layout:
+    """The layout of a table of texts, whose first line has the names."""
+    if not full:
+        return Layout(1, 1, [], [])
+    return Layout(full[0] + 1, full[0] + 1, rows[full[0]], [])
 
 
 def _find_full_rows(lines: Sequence[str], rows: Sequence[list[str]], grammar: Grammar) -> list[int]:

@@ -273,20 +273,19 @@ def _find_recordings(
     del filled[text.names[place]]
     subject = _find_subject_column(filled if headed else {})
     subjects = filled.pop(subject, [])
-    columns_of_classes = _find_class_columns(filled)
+    classes = _find_class_columns(filled)
     may_rate = _may_rate(subject, subjects, owners)
-    unclear = subject if all((columns_of_classes, may_rate, not _lists_persons(rel, text))) else ""
+    is_unclear = bool(classes) and may_rate and not _lists_persons(rel, text)
     return ReferenceColumns(
         rel,
         text.names[place],
         bearers,
         headed,
         text.delimiter,
-        subject.removeprefix(unclear),
+        "" if is_unclear else subject,
         filled,
-        columns_of_classes,
-        0,
-        unclear,
+        classes,
+        unclear=subject if is_unclear else "",
     )
 
 

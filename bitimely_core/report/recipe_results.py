@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bitimely_core import evaluate
 from bitimely_core.errors import UserError, clean, usage_error
@@ -57,8 +57,11 @@ from bitimely_core.report.renderer import write_report
 from bitimely_core.schemas.scores import WITHOUT_FITTED
 from bitimely_core.store.workspace import find_run_folder
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.types import group_by
+from bitimely_core.types import count_nouns, group_by
 from bitimely_core.wording import list_first
+
+if TYPE_CHECKING:
+    import polars as pl
 
 RESERVED = ("names", "source", "notes")
 PaperSection = Mapping[str, Any]  # `[paper]` of a recipe
@@ -196,25 +199,31 @@ def _gather_results(plan: ResultPlan, source: ResultSource) -> tuple[RecipeResul
     columns = result_table.group_columns(runs, requested, stated)
     compared = {}
     for column in columns:
-        frames = {
-            baselines.title_baseline(kind): frame
-            for kind, (_, frame) in fitted.get(column.data, {}).items()
-        }
+        frames = _title_frames(fitted.get(column.data, {}))
         compared[column.key] = result_table.compare_column(
             column, runs, reference, others=frames, keep=source.keep
         )
     table = ResultTable(runs, rows, columns, reference, compared, names, plan.margins, planned=True)
-    notes = plan.paper.get("notes") or []
     results = RecipeResults(
         plan.title,
         table,
         paper,
         str(plan.paper.get("source") or ""),
-        notes if isinstance(notes, str) else " ".join(map(str, notes)),
+        _join_notes(plan.paper.get("notes") or []),
         missing,
         {data: {kind: pair[0] for kind, pair in kinds.items()} for data, kinds in fitted.items()},
     )
     return results, remarks
+
+
+def _title_frames(fitted: Mapping[str, FittedBaseline]) -> dict[str, pl.DataFrame]:
+    """Printed name of a baseline -> its predictions."""
+    return {baselines.title_baseline(kind): frame for kind, (_, frame) in fitted.items()}
+
+
+def _join_notes(notes: str | Sequence[object]) -> str:
+    """The notes on the paper's table, which a recipe states as a text or a list of texts."""
+    return notes if isinstance(notes, str) else " ".join(map(str, notes))
 
 
 def _open_runs(
@@ -399,12 +408,9 @@ def _list_notices(results: RecipeResults) -> list[str]:
     """The notices of the runs, each with the number of runs that have it."""
     table, runs = results.table, results.table.runs
     counts: Counter[str] = Counter()
-    few, notices = {}, []
+    notices: list[str] = []
     for run in runs:
-        scores, count = run.scores, run.scores.n_subjects
-        counts.update(list(dict.fromkeys([*scores.notices, *scores.remarks])))
-        if count is not None and count < evaluate.MINIMUM_UNITS and scores.settings.by == "subject":
-            few[run.data] = count
+        counts.update(list(dict.fromkeys([*run.scores.notices, *run.scores.remarks])))
         for part in run.runs:
             lines = run_page.list_reproductions(part.folder)
             notices += [f"{part.name}: {line}" for line in lines]
@@ -412,11 +418,23 @@ def _list_notices(results: RecipeResults) -> list[str]:
         counts.pop(WITHOUT_FITTED, None)  # of the pages of single runs: this page has them
     for line, count in counts.most_common(12):
         notices.append(line if count == len(runs) else f"{line} ({count} of {len(runs)} runs)")
-    for data, count in few.items():
-        subjects = f"{count} test subject{'s' * (count != 1)}"
-        required = f"at least {evaluate.MINIMUM_UNITS} required"
-        notices.append(f"{table.name(data)}: no CI: {subjects}, {required}.")
-    return notices
+    return [*notices, *_report_few_subjects(table)]
+
+
+def _report_few_subjects(table: ResultTable) -> list[str]:
+    """A sentence on each data set with too few test subjects for intervals."""
+    few = {
+        run.data: run.scores.n_subjects
+        for run in table.runs
+        if run.scores.settings.by == "subject"
+        and run.scores.n_subjects is not None
+        and run.scores.n_subjects < evaluate.MINIMUM_UNITS
+    }
+    required = f"at least {evaluate.MINIMUM_UNITS} required"
+    return [
+        f"{table.name(data)}: no CI: {count_nouns(count, 'test subject')}, {required}."
+        for data, count in few.items()
+    ]
 
 
 def _list_facts(plan: ResultPlan, results: RecipeResults) -> dict[str, str]:

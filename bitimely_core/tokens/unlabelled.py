@@ -250,11 +250,10 @@ def _list_recordings(
         yield NewRecording(path.stem or "recording", str(path), partial(_raise_error, error))
         return
     joined = set(itertools.chain(*groups.values()))
-    for rel in rels:
-        if rel not in joined:
-            stem = strip_suffix(rel if path.is_dir() else path.name)
-            read = partial(read_recording, source, rel, plan, beside.get(rel, ()))
-            yield NewRecording(stem, str(source.root / rel), read)
+    for rel in itertools.filterfalse(joined.__contains__, rels):
+        stem = strip_suffix(rel if path.is_dir() else path.name)
+        read = partial(read_recording, source, rel, plan, beside.get(rel, ()))
+        yield NewRecording(stem, str(source.root / rel), read)
     for name, parts in groups.items():
         label_files = {rel: beside.get(rel, ()) for rel in parts}
         read = partial(read_parts, source, name, label_files, plan)
@@ -721,13 +720,13 @@ def cut_unlabelled(
     cut = cut_record(record, options, preprocessing.units, left_out)
     if cut is not None and options.irregular:
         del cut.places[1:]  # rows behind the first window
+    if labels and cut is not None and not cut.places:
+        raise input_error(
+            Reason.UNMATCHED_LABELS,
+            "no window of it has a label",
+            f"expected one of {', '.join(preprocessing.class_names)}",
+        )
     if cut is None or not cut.places:
-        if labels and cut is not None:
-            raise input_error(
-                Reason.UNMATCHED_LABELS,
-                "no window of it has a label",
-                f"expected one of {', '.join(preprocessing.class_names)}",
-            )
         raise _too_short_error(signals, options, placement, is_joint=cut is not None)
     findings += _report_left_out(left_out)
     cut, empty = _drop_empty(cut, options)

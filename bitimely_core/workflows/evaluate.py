@@ -34,6 +34,7 @@ from bitimely_core.schemas.reports import Summary
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import (
     WITHOUT_FITTED,
+    Baseline,
     Comparison,
     Difference,
     EvaluationSettings,
@@ -530,16 +531,27 @@ def _score_task(
     baselines = dict(scores.baselines)
     if drawn:
         positions = fitted[next(iter(drawn))][1].rows
-        on_part = ScoredWindows(*(values[positions] for values in scored))
-        note = f", on {len(positions):,} of {total:,} scored windows"
-        for name, row in score_windows(windows, on_part, drawn, None, settings).baselines.items():
-            baselines[name] = row.model_copy(update={"about": row.about + note})
+        baselines |= _score_on_part(windows, scored, positions, drawn, settings)
     for name in baselines.keys() & fitted.keys():
         tried = {"settings": fitted[name][1].settings}
         baselines[name] = baselines[name].model_copy(update=tried)
     return scores.model_copy(
         update={"baselines": baselines, "remarks": [*scores.remarks, *remarks]}
     )
+
+
+def _score_on_part(
+    windows: Windows,
+    scored: ScoredWindows,
+    positions: np.ndarray,
+    drawn: Predictions,
+    settings: EvaluationSettings,
+) -> dict[str, Baseline]:
+    """The baselines that predict the windows at `positions` alone, compared with the run there."""
+    part = ScoredWindows(*(values[positions] for values in scored))
+    note = f", on {len(positions):,} of {len(scored.prediction):,} scored windows"
+    rows = score_windows(windows, part, drawn, None, settings).baselines
+    return {name: row.model_copy(update={"about": row.about + note}) for name, row in rows.items()}
 
 
 def score_windows(

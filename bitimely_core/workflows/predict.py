@@ -496,13 +496,18 @@ def predict(
     if dry_run:
         return {**result, "recordings": [recording.name for recording in recordings]}
     if calibrate_on is not None:
-        model.run.require_single()
-        with locate_errors(calibrate_on, replace=False):
-            calibration = fit_own_calibration(
-                calibrate_on, model.run, model.head, model.preprocessing, mapping
-            )
-        model = replace(model, calibration=calibration)
+        model = _calibrate_on(model, calibrate_on, mapping)
     return {**result, **_predict_recordings(model, recordings, target, jobs, place)}
+
+
+def _calibrate_on(model: Predictor, recordings: Path, mapping: ChannelMap) -> Predictor:
+    """The model with the calibration of a person's own labelled recordings."""
+    model.run.require_single()
+    with locate_errors(recordings, replace=False):
+        calibration = fit_own_calibration(
+            recordings, model.run, model.head, model.preprocessing, mapping
+        )
+    return replace(model, calibration=calibration)
 
 
 def _recalibrate(
