@@ -162,6 +162,7 @@ def write_source(dataset: str, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dataset", "name"), TABLES)
 def test_every_table_follows_one_rule_of_encodings(tmp_path: Path, dataset: str, name: str) -> None:
     extra = ["--map", tmp_path / "map.toml"] if dataset == "generic" else []

@@ -53,6 +53,7 @@ def test_help_and_lists_import_nothing_heavy(arguments: list[str]) -> None:
     assert done.stderr.strip().splitlines()[-1] == "[]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("registry", "name", "room"),
     [
@@ -128,6 +129,7 @@ def test_core_neither_prints_nor_exits(path: Path) -> None:
     assert not calls & {"print", "sys.exit", "exit"}
 
 
+@pytest.mark.slow
 def test_every_module_has_a_docstring() -> None:
     bare = [
         p.relative_to(ROOT).as_posix()

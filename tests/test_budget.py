@@ -123,6 +123,7 @@ def test_a_stopped_training_has_what_is_left(clock: Clock, tmp_path: Path) -> No
     assert (again["steps"], again["resumed"], lines) == (result["steps"], result["steps"], [])
 
 
+@pytest.mark.slow
 def test_a_real_clock() -> None:
     torch.manual_seed(0)
     began = time.perf_counter()

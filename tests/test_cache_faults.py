@@ -33,6 +33,7 @@ CALLS = ("os_open", "os_write", "os_fsync", "os_replace", "os_link", "os_unlink"
 # ---- processes
 
 
+@pytest.mark.slow
 def test_the_number_of_processes_changes_no_byte(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_cache_in_use_is_left_alone(raw: Path, tmp_path: Path) -> None:
     assert tree(tmp_path / "out") == {}
 
 
+@pytest.mark.slow
 def test_readers_see_one_generation_while_the_next_is_published(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     hashes = {ingest(raw, out)["content_sha256"]}
@@ -158,6 +160,7 @@ class Faults:
         return real(*arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
     [
@@ -242,6 +245,7 @@ def test_a_kill_anywhere_is_followed_by_the_same_cache(
         assert tree(out) == wanted
 
 
+@pytest.mark.slow
 def test_two_at_once_make_what_one_makes(raw: Path, tmp_path: Path) -> None:
     wanted = clean(raw, tmp_path)
     both = [start(raw, tmp_path / "out") for _ in range(2)]
@@ -251,6 +255,7 @@ def test_two_at_once_make_what_one_makes(raw: Path, tmp_path: Path) -> None:
     assert tree(tmp_path / "out") == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "jobs"),
     [(signal.SIGTERM, 143, 1), pytest.param(signal.SIGINT, 130, 2, marks=pytest.mark.slow)],
@@ -286,6 +291,7 @@ def test_a_signal_stops_soon_and_the_rerun_goes_on(
     assert tree(out) == wanted
 
 
+@pytest.mark.slow
 def test_a_file_size_limit_is_a_full_disk(raw: Path, tmp_path: Path) -> None:
     put(raw, "d1", 5, n=400_000)
     process = start(raw, tmp_path / "out", FSIZE=100_000)
@@ -309,6 +315,7 @@ def test_missing_disk_space_is_reported_before_writing(
     assert "have 1 bytes" in str(error)
 
 
+@pytest.mark.slow
 def test_many_small_units_need_few_descriptors(tmp_path: Path) -> None:
     for i in range(600):
         put(tmp_path / "raw", f"u{i:04d}", i, n=100)

@@ -60,6 +60,7 @@ def damage(folder: Path, name: str, *, remove: bool) -> None:
     path.unlink() if remove else path.write_bytes(path.read_bytes() + b"\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "verb",
     [pytest.param(verb, marks=[pytest.mark.slow] if verb == "report" else []) for verb in COMMANDS],

@@ -465,6 +465,7 @@ def test_recordings_in_a_unit_of_another_quantity_are_named_with_the_line(tmp_pa
     assert {record.signals[0].unit for record in records.values()} == {"mmHg"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bare", [2, 3])
 def test_a_unit_that_only_some_recordings_state_is_proposed_for_all(
     tmp_path: Path, bare: int

@@ -263,6 +263,7 @@ def test_an_empty_folder_of_checkpoints_starts_from_scratch(straight: Any, tmp_p
 # -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["next-previous-strict", "masked", "gap"])
 def test_a_model_is_pretrained_and_continued_bit_for_bit(name: str, tmp_path: Path) -> None:
     from bitimely_core import models, objectives

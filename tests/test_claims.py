@@ -133,6 +133,7 @@ def test_desynpuf_gives_the_expected_figures(synpuf: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @real
 def test_no_dropped_code_and_nothing_after_the_index_day_in_the_input(synpuf: Path) -> None:
     dropped = built(synpuf, "dropped", select=False, leakage="drop-phecode")
@@ -146,6 +147,7 @@ def test_no_dropped_code_and_nothing_after_the_index_day_in_the_input(synpuf: Pa
     assert replace(landmark, limit=10**6).arrays()["end"].max() <= days + 1e-4
 
 
+@pytest.mark.slow
 @real
 def test_nobody_is_recognisable(synpuf: Path) -> None:
     """No raw id, claim id, date or birth date anywhere below cache/ and tokens/."""
@@ -223,6 +225,7 @@ def test_pseudonyms_hang_on_the_key_and_splits_and_content_do_not(tmp_path: Path
         ingested(tmp_path / "third", raw, id_key=str(tmp_path / "short"))
 
 
+@pytest.mark.slow
 def test_shards_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = write(tmp_path / "raw", some(120))
     key = tmp_path / "key"
@@ -349,6 +352,7 @@ def test_choices_that_do_not_fit_are_refused_before_anything_is_written(tmp_path
         built(tmp_path, select=False, min_codes=2)
 
 
+@pytest.mark.slow
 def test_a_meds_folder_that_meds_accepts(tmp_path: Path) -> None:
     import meds
     import pyarrow.parquet as pq
@@ -387,6 +391,7 @@ def test_a_meds_folder_that_meds_accepts(tmp_path: Path) -> None:
     assert back.split == "official"
 
 
+@pytest.mark.slow
 def test_labels_of_any_name_stay_in_the_meds_folder(tmp_path: Path) -> None:
     raw = write(tmp_path / "raw", some(80))
     rows = "".join(f"P{i:04d},{i % 2},{i % 3 % 2},{i % 5 % 2}\n" for i in range(80))
@@ -601,6 +606,7 @@ def test_every_bad_input_behaves_as_its_manifest_says(
     assert content["CL00"] == content["CL03"]
 
 
+@pytest.mark.slow
 def test_a_named_subject_stays_out_of_every_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

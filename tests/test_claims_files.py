@@ -104,6 +104,7 @@ def copy_patients(raw: Path) -> None:
 # --- optional facts speak
 
 
+@pytest.mark.slow
 def test_the_control(ingest: Ingest, raw: Path) -> None:
     ended = ingest(copy_case(raw, "00_control"), whole=True)
     assert (ended.code, ended.count_cases(), ended.count_rows()) == (0, RIGHT, 840)
@@ -137,6 +138,7 @@ def test_case_08(ingest: Ingest, raw: Path) -> None:
     assert (ended.code, ended.count_cases()) == (0, RIGHT)
 
 
+@pytest.mark.slow
 def test_an_unknown_name_of_births_is_said_with_the_option_that_works(
     ingest: Ingest, raw: Path
 ) -> None:
@@ -178,6 +180,7 @@ def test_a_table_of_births_is_that_of_patients_by_any_name(
     assert (known.height, known["death_day"].null_count()) == (60, 0)
 
 
+@pytest.mark.slow
 def test_sexes_that_are_not_understood_are_said(ingest: Ingest, raw: Path) -> None:
     copy_case(raw, "00_control")
     read_patients().with_columns(sex=pl.lit("qqq")).write_csv(raw / "patients.csv")
@@ -253,6 +256,7 @@ def test_women_of_uk_biobank_are_coded_0(
     assert not ended.has("sexes are")
 
 
+@pytest.mark.slow
 def test_a_column_source_of_other_things_is_left_out(ingest: Ingest, raw: Path) -> None:
     """That of UK Biobank says where a stay began."""
     copy_case(raw, "00_control")
@@ -288,6 +292,7 @@ def test_tables_of_people_of_registers(ingest: Ingest, raw: Path, header: str) -
     assert (ended.count_cases(), cohort["birth_day"].null_count()) == (RIGHT, 0)
 
 
+@pytest.mark.slow
 def test_case_70_ends_in_three_commands(ingest: Ingest, raw: Path) -> None:
     copy_case(raw, "70_plain_doc_path")
     first = ingest(raw, "--default-source", "outpatient")
@@ -368,6 +373,7 @@ def test_case_62_index_dates_are_missing(ingest: Ingest, raw: Path) -> None:
 # --- OMOP
 
 
+@pytest.mark.slow
 def test_case_40c_concepts_that_no_map_reads(ingest: Ingest, raw: Path) -> None:
     ended = ingest(copy_case(raw, "40c_omop_kcd7_mixed"), "--source", "omop")
     assert ended.code == 0
@@ -544,6 +550,7 @@ def test_histories_too_short_for_all_end_with_the_reason(ingest: Ingest, raw: Pa
 # --- files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", ["05_pcornet_dxtype", "07_semicolon", "15_yearly_files", "30e_spark_folder"]
 )
@@ -670,6 +677,7 @@ def test_names_of_files_state_the_kinds_of_their_rows(
     assert ended.has("rows are inpatient, by the name of the file") is is_stated
 
 
+@pytest.mark.slow
 def test_several_columns_of_codes(ingest: Ingest, raw: Path) -> None:
     """Two claims of one day and person in one row; the same codes as in the control."""
     copy_patients(raw)
@@ -700,6 +708,7 @@ WIDE_NAMES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "main"),
     [
@@ -858,6 +867,7 @@ def test_a_cell_with_a_list_has_the_dates_of_its_columns(
     assert short.has("p41270", "up to 4 codes", "3 columns of dates", "Export all columns")
 
 
+@pytest.mark.slow
 def test_columns_that_cannot_be_paired_are_refused(ingest: Ingest, raw: Path) -> None:
     expected = write_arrays(raw / "export.csv", "41270-0.{0}", "41280-0.{0}")
     one = ingest(raw, *HISTORIES_ALONE, "--col", "date=41280-0.0")
@@ -964,6 +974,7 @@ def test_an_observation_that_ends_before_it_starts_is_said(
     assert cohort["obs_start"].null_count() == 5
 
 
+@pytest.mark.slow
 def test_a_table_of_observation_by_other_names_is_asked_for(ingest: Ingest, raw: Path) -> None:
     copy_case(raw, "00_control")
     make_spells("patient_id", "from_day", "to_day").write_csv(raw / "insured.csv")
@@ -1015,6 +1026,7 @@ def test_the_vocabulary_of_all_rows_may_have_the_name_of_the_column(
     assert (followed.code, followed.count_cases(), followed.count_rows()) == (0, RIGHT, 840)
 
 
+@pytest.mark.slow
 def test_a_column_of_vocabularies_by_another_name_is_named(ingest: Ingest, raw: Path) -> None:
     copy_patients(raw)
     claims = read_control().rename({"icd9": "code"})
@@ -1192,6 +1204,7 @@ def test_deaths_in_a_table_apart(ingest: Ingest, raw: Path) -> None:
     assert cohort["death_day"].drop_nulls().to_list() == [day] * len(died)
 
 
+@pytest.mark.slow
 def test_deaths_and_observation_by_other_names(ingest: Ingest, raw: Path) -> None:
     copy_case(raw, "00_control")
     people = read_patients().with_columns(
@@ -1279,6 +1292,7 @@ def test_tables_of_procedures_and_measurements_are_no_claims(
     assert ended.has("not read", f"'{files[1]}.csv'", f"'{files[2]}.csv'")
 
 
+@pytest.mark.slow
 def test_further_columns_of_codes_are_named(ingest: Ingest, raw: Path) -> None:
     copy_case(raw, "00_control")
     claims = read_control().with_columns(dx_other=pl.lit("401.9"), diag_text=pl.lit("pressure"))

@@ -131,6 +131,7 @@ def test_case_04_two_codes_in_a_cell(ingest: Ingest) -> None:
     assert "160 codes stand behind others in one cell" in outcome.screen
 
 
+@pytest.mark.slow
 def test_each_code_of_a_cell_with_both_vocabularies_is_read_as_its_own(ingest: Ingest) -> None:
     """As the column icd9code of eICU has them; E11.65 and V58.67 are of one vocabulary each."""
     cells = {
@@ -152,6 +153,7 @@ def test_each_code_of_a_cell_with_both_vocabularies_is_read_as_its_own(ingest: I
     assert "cells hold codes of ICD-9 and of ICD-10" in outcome.screen
 
 
+@pytest.mark.slow
 def test_concepts_of_snomed_are_named(ingest: Ingest) -> None:
     """As Synthea writes its conditions."""
     concepts = ("44054006", "38341003", "195967001")
@@ -170,6 +172,7 @@ def test_case_17c_ruled_out_and_suspected_are_no_diagnoses(ingest: Ingest) -> No
     assert "90 rows (they look like 'x99.9 x'), ruled out, suspected" in outcome.screen
 
 
+@pytest.mark.slow
 def test_case_18c_procedures_are_no_diagnoses(ingest: Ingest) -> None:
     outcome = ingest("18c_icd9proc_with_zeros_elsewhere", whole=True)
     procedures = {"38.93", "99.15", "96.04", "88.72", "37.22", "3893", "36415", "99213"}
@@ -182,6 +185,7 @@ def test_case_18c_procedures_are_no_diagnoses(ingest: Ingest) -> None:
     assert "Give --pad-undotted" in outcome.screen
 
 
+@pytest.mark.slow
 def test_case_01b_days_of_sas(ingest: Ingest) -> None:
     refused = ingest("01b_sas_numeric_no_births")
     assert refused.code == 4
@@ -195,6 +199,7 @@ def test_case_01b_days_of_sas(ingest: Ingest) -> None:
     assert max(expected) == date(2007, 12, 21)
 
 
+@pytest.mark.slow
 def test_case_02_days_of_r(ingest: Ingest) -> None:
     refused = ingest("02_r_numeric_dates")
     assert refused.code == 4
@@ -386,6 +391,7 @@ CERTAINTIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", CERTAINTIES)
 def test_a_column_of_certainties_leaves_out_what_was_not_diagnosed(
     ingest: Ingest, column: str
@@ -511,6 +517,7 @@ def test_a_column_of_something_else_is_refused(
     assert not any(cell in caught.value.finding.line() for cell in cells)
 
 
+@pytest.mark.slow
 def test_codes_of_the_other_vocabulary_are_named_with_what_to_give(ingest: Ingest) -> None:
     lines = [f"p{i},2005-01-{day:02d},E11.9" for i in range(12) for day in range(1, 7)]
     refused = ingest(lines, whole=True)
@@ -900,6 +907,7 @@ def test_short_codes_without_a_point_have_their_option(ingest: Ingest) -> None:
 EPOCH_TICKS = {"days": 1, "seconds": 86_400, "nanoseconds": 86_400_000_000_000}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ticks", EPOCH_TICKS)
 @pytest.mark.parametrize("kind", [pl.Float64, pl.Int64])
 def test_numbers_of_parquet_are_days(

@@ -161,6 +161,7 @@ def killed(
     assert process.returncode == -9, process.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("home", "name", "after"),
     [("clean", "clean_rows", 5), pytest.param("steps", "label_shard", 2, marks=pytest.mark.slow)],
@@ -231,6 +232,7 @@ def test_stale_work_is_discarded(raw: Path, small: None, calls: Counter[str], ch
     assert files(out) == files(raw.parent / "complete" / "cache" / "pophr")
 
 
+@pytest.mark.slow
 def test_an_interrupted_part_of_a_job_array_is_continued(
     raw: Path, small: None, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,6 +287,7 @@ def test_intact_synthetic_claims_are_not_made_again(
 # --- memory
 
 
+@pytest.mark.slow
 def test_a_plain_table_is_read_once(
     raw: Path, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +308,7 @@ def test_a_plain_table_is_read_once(
         assert sum(path.name == "claims.csv" for path in readings) == times
 
 
+@pytest.mark.slow
 def test_uncached_pseudonyms_are_computed_again(
     raw: Path, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

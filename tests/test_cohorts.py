@@ -208,6 +208,7 @@ def read_subject(
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in (1, 2, 3))]
 )
@@ -290,6 +291,7 @@ def test_edge_days_of_a_shipped_definition(
     assert (found["left_out"], found["outcome_day"]) == (reason, outcome_day)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dated", [False, True])
 def test_sequences_of_a_cohort_are_those_of_its_members(dated: bool, tmp_path: Path) -> None:
     draw = np.random.default_rng(5)

@@ -82,6 +82,7 @@ def test_bytes_are_those_alive_at_one_time():
     assert peak_bytes(together) == 20_000
 
 
+@pytest.mark.slow
 def test_bytes_of_the_forms_grow_as_their_maps():
     config = build_model_config("bitimelygpt", "tiny", channels=1)
     found = {

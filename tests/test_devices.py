@@ -215,6 +215,7 @@ def test_what_is_slower_compiled_is_refused_on_a_cpu(
     refuse_slow_compile(loop.TrainConfig(compile=True), model)
 
 
+@pytest.mark.slow
 def test_compiled_during_the_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[nn.Module] = []
     original = nn.Module.compile

@@ -139,6 +139,7 @@ def test_tsne_repeats_itself_and_is_left_out_of_few_rows():
     assert compute_tsne(x[:5], 5, 0) is None
 
 
+@pytest.mark.slow
 def test_page_tells_the_label_from_the_person(tmp_path):
     windows = classes(n_subjects=20, length=12, spread=0.05)
     windows.values[:, 1:4] = 0.0

@@ -249,6 +249,7 @@ def test_any_model_is_an_encoder(model: str) -> None:
     np.testing.assert_allclose(encoder.predict_proba(x).sum(1), 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_numbers_are_predicted_in_their_unit() -> None:
     x, _, _ = draw_waves(64)
     y = 1000 + 10 * x[:, :, 0].mean(1) + 5 * x[:, -1, 0]

@@ -207,6 +207,7 @@ def test_labels_that_nobody_has_are_refused(capsys: pytest.CaptureFixture[str]) 
     assert "'a'" in said
 
 
+@pytest.mark.slow
 def test_a_published_set_calls_no_file_unread_that_it_reads(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

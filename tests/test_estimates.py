@@ -42,6 +42,7 @@ def test_estimate_counts_and_changes_nothing() -> None:
     assert estimate(model, next(batches(0)), 1, precision="bf16", device_name="cpu")["steps"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_estimates_leave_out_what_other_programs_take_of_the_cpu() -> None:
     """A thread that sleeps waits as one that is displaced: neither is time of the step."""

@@ -79,6 +79,7 @@ def ap_by_thresholds(score_, positive):
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("levels", [None, 4])
 def test_many_random_cases_against_scikit_learn(levels):
     for seed in range(60):
@@ -115,6 +116,7 @@ def test_rank_metrics_are_their_definitions_under_ties():
         assert ap.value == pytest.approx(ap_by_thresholds(s, positive), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_labels_and_values_against_scikit_learn():
     for seed in range(100):
         rng = np.random.default_rng(seed)
@@ -351,6 +353,7 @@ def test_twenty_thousand_rows_take_a_second():
     assert m.n_defined == 200
 
 
+@pytest.mark.slow
 def test_intervals_cover():
     """AUROC 0.75, n = 200, 30 % positives: the 95 % interval holds the truth in 92 to 97 % of 400
     data sets.

@@ -229,6 +229,7 @@ def score(home: Path, name: str, **model: object) -> float:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("bitimelygpt", marks=pytest.mark.slow), "gru-d"])
 def test_a_label_of_numbers_alone_is_learnt_from_the_numbers_alone(home: Path, name: str) -> None:
     assert score(home, name) > 0.95
@@ -243,6 +244,7 @@ def test_a_label_of_numbers_alone_is_learnt_from_the_numbers_alone(home: Path, n
             assert record["data"][0]["reading"]["numbers"] is True
 
 
+@pytest.mark.slow
 def test_models_on_a_grid_read_numbers_as_channels(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -406,6 +408,7 @@ def test_numbers_are_standardised_by_the_training_split_alone(claims: Path) -> N
     assert z[known].min() > math.asinh(5), "the test split is not standardised by itself"
 
 
+@pytest.mark.slow
 def test_a_full_pass_from_raw_files_to_scores(
     claims: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -477,6 +480,7 @@ def test_a_run_of_codes_alone_scores_a_set_with_numbers_as_without(claims: Path)
     assert any("are not read by this model" in notice for notice in notices)
 
 
+@pytest.mark.slow
 def test_sequences_up_to_prediction_times_have_the_numbers_before_them(tmp_path: Path) -> None:
     write_meds(tmp_path / "raw", draw_history())
     home = ingest(

@@ -86,6 +86,7 @@ def test_horizons_are_different_days(wrong):
     assert parse_horizons("730,365") == (365, 730)
 
 
+@pytest.mark.slow
 def test_hazards_of_a_logistic_regression_find_the_true_risk():
     """Two features with known rates of event and death, and heavy censoring; the third is noise."""
     draw = np.random.default_rng(0)

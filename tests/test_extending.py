@@ -397,6 +397,7 @@ def test_a_run_of_a_model_that_is_not_installed_can_be_read(
         registry.models._items["mine"] = entry
 
 
+@pytest.mark.slow
 def test_a_fresh_process_finds_the_plug_ins(tmp_path: Path) -> None:
     write_plugins(tmp_path)
     code = "import sys; from bitimely_core.config import validate_settings; s = validate_settings({'model': {'name': 'mine', 'my_setting': 4}})"

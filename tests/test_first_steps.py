@@ -83,6 +83,7 @@ def test_the_shell_completes_names(
     assert output.split() == offered
 
 
+@pytest.mark.slow
 def test_listings_do_without_torch(tmp_path: Path) -> None:
     kinds = list(catalog.COLUMNS)
     program = f"import sys; from bitimely_cli.main import main; [main(['list', k, '-w', {str(tmp_path)!r}]) for k in {kinds}]; print('torch' in sys.modules)"

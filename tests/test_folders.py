@@ -144,6 +144,7 @@ def test_a_damaged_annotation_file_is_named(tmp_path: Path) -> None:
         assert codes(report) <= {"annotation_syntax", "empty_file"}
 
 
+@pytest.mark.slow
 def test_the_real_record_has_its_beats(tmp_path: Path) -> None:
     require_sample(SAMPLES / "robust" / "wfdb")
     attempt("wfdb", SAMPLES / "robust" / "wfdb", tmp_path / "cache")
@@ -482,6 +483,7 @@ def write_research_nights(raw: Path) -> str:
     return "staging"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("write", "needs_map"),
     [

@@ -114,6 +114,7 @@ def write_recordings(folder: Path, names: list[str]) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kinds",
     [

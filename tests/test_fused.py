@@ -177,6 +177,7 @@ def test_weights_are_joined_by_groups_of_about_a_copy(monkeypatch: pytest.Monkey
         assert torch.equal(made, torch.cat(group).float())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch deprecates parts of its own compiler
 def test_the_functions_on_a_gpu_are_full_graphs() -> None:
     import torch._dynamo

@@ -166,6 +166,7 @@ def test_an_interruption_stops_the_graph_and_is_no_failure(work: Workplace) -> N
     assert work.go(work.node("a"), work.node("b")) == {"a": "already done", "b": "done"}
 
 
+@pytest.mark.slow
 def test_several_at_once_do_each_stage_once(work: Workplace) -> None:
     nodes = {
         f"s{i}": work.node(f"s{i}", *([f"s{i - 4}"] if i >= 4 else []), wait=0.02)

@@ -107,6 +107,7 @@ def list_files(home: Path, folder: str) -> list[Path]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "folder",
     [
@@ -305,6 +306,7 @@ def test_a_repeated_ingest_makes_a_damaged_report_and_page_again(data: Path) -> 
     assert snapshot(root) == before
 
 
+@pytest.mark.slow
 def test_a_damaged_key_makes_no_pseudonyms(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, argv = (
         data / "id.key",
@@ -358,6 +360,7 @@ def test_a_deleted_manifest_is_damage(home: Path, folder: str) -> None:
 # --- unfinished trainings
 
 
+@pytest.mark.slow
 def test_an_unfinished_run_is_guarded_up_to_its_last_checkpoint(tmp_path: Path) -> None:
     home = small.copy_data(tmp_path)
     small.stop_training(home, 3, "plain")

@@ -259,6 +259,7 @@ def test_frozen_models_do_not_change():
     assert all(p.grad is None for p in head.model.parameters())
 
 
+@pytest.mark.slow
 def test_fine_tuning_learns_what_separates_two_classes():
     torch.manual_seed(0)
     head = Classifier(models.build("bitimelygpt", preset="tiny", channels=1, length=64), outputs=2)

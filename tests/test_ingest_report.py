@@ -138,6 +138,7 @@ def test_the_picture_is_the_first_recording_in_physical_units(raw: Path, tmp_pat
     assert overview.rate * SECONDS == 2 * recording_figures.COLUMNS
 
 
+@pytest.mark.slow
 def test_the_hypnogram_stands_on_the_axis_of_the_signals(tmp_path: Path) -> None:
     nights = small.copy_nights(tmp_path) / "cache" / "synthetic"
     found = IngestReport.model_validate_json((nights / "ingest_report.json").read_bytes())
@@ -186,6 +187,7 @@ def test_gaps_and_slow_channels_are_drawn_where_they_are() -> None:
     assert [once[0], once[-1]] == [0, 3]
 
 
+@pytest.mark.slow
 def test_the_page_is_rewritten_only_after_a_change(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     workflows.ingest("edf", raw, out)
@@ -276,6 +278,7 @@ def test_the_verb_writes_it_and_its_json_is_the_report(
     assert not (tmp_path / "dry").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dataset", "folder"),
     [("sleep-edf", "sleep-edf"), ("ptb-xl", "ptb-xl"), ("bidmc", "bidmc"), ("emg", "emg")],

@@ -366,6 +366,7 @@ def test_parameters_of_the_preset_of_events(name):
     assert models.count_configured(config) == COUNTS[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gru-d", "seft", "raindrop", "mtand-enc"])
 def test_they_learn_from_gaps_what_a_label_says(name):
     """The label is whether the second code came within a month of the first: nothing but the times
@@ -399,6 +400,7 @@ def test_they_learn_from_gaps_what_a_label_says(name):
 # -------------------------------------------------------------------------------------------------------------- the full workflow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gru-d", "seft"])
 def test_a_model_without_pre_training_is_fine_tuned_from_its_initial_weights(
     name: str, tmp_path: Path

@@ -53,6 +53,7 @@ def test_a_verb_shows_a_table_a_short_answer_and_a_next_command(
         assert len(sentence.split()) <= MOST_WORDS or text.startswith("next: "), text
 
 
+@pytest.mark.slow
 def test_the_next_command_is_that_of_the_state_and_works(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,6 +139,7 @@ def test_reasons_without_intervals_stand_below_the_values_of_the_baseline(
     assert [line for line in said if "no CI" in line] == ["all metrics: no CI: none was requested"]
 
 
+@pytest.mark.slow
 def test_scores_of_numbers_stand_beside_those_of_the_mean(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -136,6 +136,7 @@ def test_decimation_is_a_stage_of_its_own() -> None:
     )
 
 
+@pytest.mark.slow
 def test_filters_are_a_stage_of_their_own() -> None:
     assert list_causes(measure(100, make_options(100, 1000, bandpass=(None, 20.0)), "next")) == {
         "filters"
@@ -202,6 +203,7 @@ def test_a_window_holds_the_values_of_its_place_alone() -> None:
     assert found == pytest.approx(np.eye(12, 36, 12), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_page_of_a_view_has_a_figure_for_each_stage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -202,6 +202,7 @@ def run_of(model, settings, stamp, kind="pretrain"):
     return make_run("mine", model, None, kind=kind, settings=settings, leak_free=stamp)
 
 
+@pytest.mark.slow
 def test_a_run_that_contradicts_its_stamp_is_reported():
     config = config_of("bitimelygpt")
     settings = Settings(model=config, objective=ObjectiveConfig(name="next-previous"))
@@ -237,6 +238,7 @@ def test_the_analysis_leaves_torch_as_it_was():
     assert torch.equal(torch.rand(3), wanted)
 
 
+@pytest.mark.slow
 def test_the_same_seed_measures_the_same():
     assert leakage(steps=2).summary == leakage(steps=2).summary
 

@@ -291,6 +291,7 @@ def test_numbers_beyond_float32_and_labels_that_are_none_are_named(tmp_path: Pat
     )
 
 
+@pytest.mark.slow
 def test_the_complete_cup_gives_the_windows_of_the_archive(tmp_path: Path) -> None:
     folder = require_sample(DATA / "ieee-spc2015")
     report = ingest("ieee-ppg", folder, tmp_path / "cache")

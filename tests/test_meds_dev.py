@@ -195,6 +195,7 @@ def test_every_prediction_reads_what_was_coded_on_the_days_before_it(home: Path)
     ), "no raw id is in the workspace"
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_the_run_in_the_schema_of_meds_evaluation(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -289,6 +290,7 @@ def test_predictions_are_those_of_the_run_in_the_schema_of_meds_evaluation(
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_task_options_that_do_not_fit_are_refused(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -346,6 +346,7 @@ def test_new_recordings_and_exports_give_the_predictions_of_the_run(home, capsys
     assert "no network" in err
 
 
+@pytest.mark.slow
 def test_the_same_command_again_does_nothing_and_reproduce_gives_the_same_bits(home, capsys):
     words = ["train", "kernels", *VIEW, "--set", "model.kernels=840"]
     assert call(capsys, home, *words)[1]["trained"] is False

@@ -353,6 +353,7 @@ def test_a_workspace_below_a_source_is_no_source(trained: Path, tmp_path: Path, 
         assert not scan_folder(root).rejected
 
 
+@pytest.mark.slow
 def test_ingest_reads_the_same_files_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -528,6 +528,7 @@ def sines(draw):
     return Batch(torch.sin(phase + rate * torch.arange(64)[None, :, None]) * 1.4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "objective", "options", "steps", "limit"),
     [

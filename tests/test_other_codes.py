@@ -211,6 +211,7 @@ def test_raw_numbers_are_stored_beside_their_events(root: Path) -> None:
         np.testing.assert_allclose([t for t, _ in found], exact, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_days_stay_the_default(root: Path) -> None:
     plain = ingest(root, "icd")
     day = ingest(root, "again", "--codes", "icd", "--time-unit", "day")

@@ -178,6 +178,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     return request.param
 
 
+@pytest.mark.slow
 def test_zeros_have_no_sign(source: str, tmp_path: Path) -> None:
     make(tmp_path, source, "polars")
     assert len(cache.open_cache(tmp_path / "polars" / "cache" / "pophr").events_manifest.shards) > 2

@@ -143,6 +143,7 @@ def test_notices_of_a_training_are_exact_on_the_own_screen(
     assert "at most 20 validation subjects are too few" in shared
 
 
+@pytest.mark.slow
 def test_windows_of_few_people_are_withheld_in_json_alone(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

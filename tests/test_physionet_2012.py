@@ -330,6 +330,7 @@ def pack_folder(folder: Path, letter: str) -> None:
             archive.write(path, f"set-{letter}/{path.name}")
 
 
+@pytest.mark.slow
 def test_of_several_forms_of_a_set_one_is_read_and_the_others_are_named(
     tmp_path: Path, cached: Path
 ) -> None:

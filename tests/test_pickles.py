@@ -172,6 +172,7 @@ def test_damage_and_a_file_that_was_cut_have_codes_of_their_own(
     assert find_refusal(tmp_path, data) == code
 
 
+@pytest.mark.slow
 @settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

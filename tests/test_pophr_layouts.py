@@ -85,6 +85,7 @@ def test_synpuf_is_a_set_of_codes_a_claim() -> None:
     )
 
 
+@pytest.mark.slow
 @needs("de-synpuf")
 def test_synpuf_beneficiaries_and_flags_of_three_years() -> None:
     wanted = [
@@ -142,6 +143,7 @@ def test_synpuf_beneficiaries_and_flags_of_three_years() -> None:
     )
 
 
+@pytest.mark.slow
 @needs("de-synpuf")
 def test_synpuf_admitting_codes_are_read_only_on_request() -> None:
     _, without = read_folder(SAMPLES / "de-synpuf", "synpuf")

@@ -427,6 +427,7 @@ def test_overrides(tmp_path: Path) -> None:
 # --- the published files
 
 
+@pytest.mark.slow
 @needs_data
 def test_the_published_maps() -> None:
     r, icd10 = DATA / "phecode_map_v1_2_icd9cm.csv", DATA / "variants" / "phecode_icd10.csv"

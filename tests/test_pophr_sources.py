@@ -648,6 +648,7 @@ def test_label_columns_by_option(tmp_path: Path) -> None:
     assert catch_refusal(tmp_path, label_column=["heart:chf:1", "age:CHF:1"]).exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_leak_names_the_table_of_labels_and_none_where_rules_make_them(tmp_path: Path) -> None:
     """Every positive has the code that defines its label, and no negative."""
     rows = [

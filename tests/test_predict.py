@@ -534,6 +534,7 @@ def test_dry_runs_and_wrong_runs(
     assert "stager" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_values_are_a_time_series(tmp_path: Path) -> None:
     raw, work = tmp_path / "raw", ["-w", str(tmp_path / "ws")]
     small.write_raw(raw)

@@ -286,6 +286,7 @@ def test_noise_is_stamped_by_what_was_done_to_it(
         assert (f"leak-free {STAMPS[name]}" in text) == (STAMPS[name] is not True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOKENS)
 def test_analyze_leakage_changes_native_samples(
     capsys: pytest.CaptureFixture[str], noise: Path, name: str

@@ -99,6 +99,7 @@ def test_the_rates_of_a_patient_of_the_test_split_are_those_of_the_monitor(
     assert np.mean(np.abs(error)) < 2.5
 
 
+@pytest.mark.slow
 def test_a_verb_that_writes_beside_a_model_takes_a_copy(tmp_path: Path) -> None:
     before = hash_folder(registry.PRETRAINED / "ecg-rhythm")
     work = ["-w", str(tmp_path)]

@@ -568,6 +568,7 @@ BUILDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", BUILDS)
 def test_no_small_count_can_be_recovered(
     seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -597,6 +598,7 @@ risk = { to_day = 9, min_days = 2 }
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed",
     [
@@ -650,6 +652,7 @@ def hide_as_before(seen: Published) -> Published:
     return Published(tables, seen.text, seen.report, seen.result, seen.folder)
 
 
+@pytest.mark.slow
 def test_the_attack_recovers_what_a_page_hides_in_one_column_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -664,6 +667,7 @@ def test_the_attack_recovers_what_a_page_hides_in_one_column_only(
     assert len(leaks) > 0.9 * hidden
 
 
+@pytest.mark.slow
 def test_small_counts_on_demand_are_exact_and_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -680,6 +684,7 @@ def test_small_counts_on_demand_are_exact_and_recorded(
     assert seen.report["rows"] == exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 6))])
 def test_scores_do_not_show_how_few_have_a_label(
     seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -152,6 +152,7 @@ def test_raw_features_of_a_sine():
     assert found[0, 2:].argmax() < found[1, 2:].argmax()
 
 
+@pytest.mark.slow
 def test_page_of_a_run_with_a_planted_layer(tmp_path):
     windows = classes()
     page = probing([run(windows)], bootstrap=200)
@@ -214,6 +215,7 @@ def test_subjects_are_numbered_without_telling_their_order():
     assert list(numbers) != list(range(20))
 
 
+@pytest.mark.slow
 def test_fine_tuned_runs_stand_beside_the_frozen_probe():
     windows = classes(n_subjects=40)
     windows.cuts = (0.5, 0.6)

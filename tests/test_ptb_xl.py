@@ -451,6 +451,7 @@ def test_the_sample_lands_at_both_rates(caches: dict[int, tuple[dict[str, Any], 
     assert report["rows"][0]["seen"] == report["rows"][0]["used"] == 124
 
 
+@pytest.mark.slow
 @real
 @pytest.mark.parametrize("rate", [100, pytest.param(500, marks=pytest.mark.slow)])
 def test_values_are_those_of_wfdb(
@@ -479,6 +480,7 @@ def test_values_are_those_of_wfdb(
     assert read == (124 if rate == 100 else 123)
 
 
+@pytest.mark.slow
 @real
 def test_windows_labels_and_folds_are_the_official_ones(
     caches: dict[int, tuple[dict[str, Any], Path]], tmp_path: Path

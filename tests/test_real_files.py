@@ -115,6 +115,7 @@ def notes(record: Record) -> list[tuple[float, float, str]]:
 TABLES = ("00_first_use_flow", "12_csv_time_in_ms", "20_csv_one_dropped_sample")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 def test_the_three_steps_of_a_first_use_work(bench: Bench, name: str) -> None:
     bench.take(name)
@@ -126,6 +127,7 @@ def test_the_three_steps_of_a_first_use_work(bench: Bench, name: str) -> None:
     assert bench.records()
 
 
+@pytest.mark.slow
 def test_another_map_is_read_without_a_further_option(bench: Bench) -> None:
     bench.take("00_first_use_flow")
     assert bench.run("ingest", "generic", "raw").code == 0
@@ -208,6 +210,7 @@ def column(path: Path, place: int = 1, **options: Any) -> np.ndarray:
     return pd.read_csv(path, **options).iloc[:, place].to_numpy(np.float32)
 
 
+@pytest.mark.slow
 def test_times_in_milliseconds_are_found_and_said(bench: Bench) -> None:
     raw = bench.take("12_csv_time_in_ms")
     outcome = bench.run("ingest", "generic", "raw")
@@ -223,6 +226,7 @@ def test_times_in_milliseconds_are_found_and_said(bench: Bench) -> None:
     assert [round(s.rate, 3) for s in bench.records()["p1"].signals] == [0.117]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mapped", [False, True])
 def test_date_times_are_a_clock(bench: Bench, mapped: bool) -> None:
     raw = bench.take("14_csv_datetime_column")
@@ -256,6 +260,7 @@ def test_semicolons_and_decimal_commas_are_read(bench: Bench, mapped: bool) -> N
         np.testing.assert_array_equal(physical(record, channel), wanted)
 
 
+@pytest.mark.slow
 def test_an_empatica_e4_is_read_as_it_is(bench: Bench) -> None:
     raw = bench.take("16_empatica_e4")
     outcome = bench.run("ingest", "generic", "raw", "--keep-dates")
@@ -304,6 +309,7 @@ def test_a_lost_row_is_a_gap(bench: Bench) -> None:
     assert [len(s.samples) for s in bench.records()["p2"].signals] == [3000]
 
 
+@pytest.mark.slow
 def test_tables_work_in_the_steps_that_are_printed(bench: Bench) -> None:
     bench.take("00_first_use_flow")
     assert bench.run("ingest", "generic", "raw").code == 0
@@ -354,6 +360,7 @@ def staged_windows(bench: Bench, *options: object) -> dict[str, list[tuple[float
     return windows
 
 
+@pytest.mark.slow
 def test_stages_of_20_and_of_5_seconds_are_read(bench: Bench) -> None:
     bench.take("06_epochs_20s_5s_1s")
     stages = ["W"] * 2 + ["N2"] * 4 + ["REM"] * 2
@@ -457,6 +464,7 @@ def test_biosemi_triggers_are_points_and_status_is_no_input(bench: Bench) -> Non
     assert "('A1', 'A2')" in bench.run("tokenize", "generic").out
 
 
+@pytest.mark.slow
 def test_other_names_of_one_derivation_are_named_with_the_line_that_makes_them_one(
     bench: Bench,
 ) -> None:
@@ -483,6 +491,7 @@ def test_several_names_for_one_channel_of_a_map_are_alternatives(bench: Bench) -
     assert channels == [["C3-A2"]] * 5
 
 
+@pytest.mark.slow
 def test_a_derivation_is_advised_and_never_another_signal(bench: Bench) -> None:
     raw = bench.take("24_reference_derivation")
     (bench.folder / "map.toml").write_text('files = [{channels = {"C4-M1" = "C4 - M1"}}]\n')
@@ -565,6 +574,7 @@ def test_a_file_a_channel_is_one_recording(bench: Bench, is_mapped: bool) -> Non
     assert "3 channels" in bench.run("tokenize", "generic").out
 
 
+@pytest.mark.slow
 def test_files_are_kept_apart_as_the_line_says(bench: Bench) -> None:
     bench.take("29_one_edf_per_channel")
     said = bench.run("ingest", "generic", "raw").err

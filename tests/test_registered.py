@@ -202,6 +202,7 @@ def test_shipped_experiments_have_the_registered_cells(name: str, tmp_path: Path
         pipeline.load(f"{name}-unknown")
 
 
+@pytest.mark.slow
 def test_hours_are_those_of_this_machine_or_of_an_accelerator(home: Path) -> None:
     here = pipeline.run(str(home / "small.toml"), workspace=home, estimate=True)
     there = pipeline.run(str(home / "small.toml"), workspace=home, dry_run=True, on="h200")

@@ -226,6 +226,7 @@ def page(**changes):
 # --- the page -----------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_page_is_one_file_without_network_requests(tmp_path):
     path = write_report(tmp_path / "r", page())
     raw = path.read_text("utf-8")
@@ -332,6 +333,7 @@ def test_a_headline_needs_a_value():
     assert not [a for a in render([None, 1.0, 2.0]).of("figure") if a.get("class") == "headline"]
 
 
+@pytest.mark.slow
 def test_same_page_same_bytes(tmp_path):
     for name in "ab":
         write_report(tmp_path / name, page())
@@ -341,6 +343,7 @@ def test_same_page_same_bytes(tmp_path):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_every_figure_has_a_drawing_and_its_data(tmp_path):
     write_report(tmp_path, page())
     expected = {f.name for f in figures()} | {"main-score"}
@@ -353,6 +356,7 @@ def test_every_figure_has_a_drawing_and_its_data(tmp_path):
         assert "Date" not in path.read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_foreign_text_stays_text(tmp_path):
     two = HOSTILE[:2]
     tables = [
@@ -459,6 +463,7 @@ def test_an_empty_page(tmp_path):
 # --- the numbers --------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_files_hold_the_numbers_of_the_figures(tmp_path):
     shown = {f.name: f for f in figures()}
     write_report(tmp_path, page())
@@ -495,6 +500,7 @@ def test_files_hold_the_numbers_of_the_figures(tmp_path):
     assert scores["n"].to_list() == [20, 3, 100]
 
 
+@pytest.mark.slow
 def test_summary_is_canonical_json(tmp_path):
     write_report(tmp_path, page())
     raw = (tmp_path / "summary.json").read_bytes()
@@ -608,6 +614,7 @@ def test_a_cell_may_be_shown_as_a_text_with_a_note(tmp_path):
 # --- atomic writes -----------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allowed", range(4))
 def test_a_run_that_dies_leaves_the_former_report(tmp_path, monkeypatch, allowed):
     write_report(tmp_path, page())

@@ -540,6 +540,7 @@ def test_the_standard_deviation_over_seeds_needs_two(seeds, tmp_path):
 # --- the page -----------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_cells_are_means_over_seeds_with_differences_to_the_reference(tmp_path):
     cells = [
         planted(tmp_path, f"{row}-{view}-{seed}", view, row=row, seed=seed, skill=skill)

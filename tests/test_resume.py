@@ -426,6 +426,7 @@ def test_a_limit_on_file_sizes_stops_with_exit_6(
     assert state_of(tmp_path) == straight
 
 
+@pytest.mark.slow
 def test_a_limit_on_memory_stops_with_exit_6(forge: Forge, straight: Any, tmp_path: Path) -> None:
     assert forge.wait(forge.start("child_with_little_memory", str(tmp_path), 6)) == Exit.RESOURCES
     saved = loop.load_latest_checkpoint(tmp_path)
@@ -448,6 +449,7 @@ def fault_of(call: Callable[[], object]) -> int | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [

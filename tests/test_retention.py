@@ -969,6 +969,7 @@ def test_auto_takes_the_form_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
         assert used == expected
 
 
+@pytest.mark.slow
 def test_torch_compile_keeps_the_operator() -> None:
     layer = torch.nn.Linear(8, 3 * 8)
     x = torch.randn(2, 150, 8, requires_grad=True)

@@ -331,6 +331,7 @@ def test_the_stamp_is_measured(options, leaks):
         assert (max(training.target, training.beyond) > 0) == (leaks or norm == "batch")
 
 
+@pytest.mark.slow
 def test_noise_cannot_be_found():
     page = leakage(model="s4", steps=3)
     assert page.summary["white_noise"]["rel"] > 0.97
@@ -341,6 +342,7 @@ def test_noise_cannot_be_found():
     )
 
 
+@pytest.mark.slow
 def test_it_learns_to_find_what_comes():
     """Rows of different frequencies: chance is 1, and each row's future follows from its past."""
     model = planted.tiny(

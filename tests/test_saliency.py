@@ -514,6 +514,7 @@ def test_a_layer_without_gradients_is_reported():
     assert page.summary["bitimelygpt"]["input"]["ratio"]["value"] > 0
 
 
+@pytest.mark.slow
 def test_the_mean_over_time_tells_no_times_apart():
     """A head on it gives all steps of a residual network one gradient, whatever the weights are."""
     one = run("resnet", Labelled(n=80), tuned=True)

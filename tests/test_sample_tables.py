@@ -727,6 +727,7 @@ def test_other_columns_are_no_intervals_between_beats(
         read(tmp_path, name, text)
 
 
+@pytest.mark.slow
 def test_heart_rates_and_stages_of_one_person(tmp_path: Path) -> None:
     """Stages of 30 s count from 0 of the clock on which heart rates begin days before."""
     folder = require_sample(SAMPLES / "complete" / "sleep-accel-hr")
@@ -1016,6 +1017,7 @@ def find_values(record: Record, channel: str) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(times), np.concatenate([s.samples * s.scale for s in parts])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize(
     ("folders", "prefixes", "names"),
@@ -1105,6 +1107,7 @@ def test_an_e4_session_is_applied_as_it_is_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(pulse, values["BVP"][:, 0].astype(np.float32))
 
 
+@pytest.mark.slow
 def test_sensors_of_polar_are_one_recording(tmp_path: Path) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()
@@ -1727,6 +1730,7 @@ def test_damage_is_named_with_what_to_do(tmp_path: Path) -> None:
     assert "repeats the names of the columns" in messages(tmp_path)
 
 
+@pytest.mark.slow
 def test_rows_without_names_of_columns_are_recordings(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()  # heartbeats of MIT-BIH as they are shared: 187 samples, a class
     values = np.random.default_rng(3).random((120, 100)).round(4)

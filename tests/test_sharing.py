@@ -124,6 +124,7 @@ def test_another_number_of_threads_is_named(home: Path) -> None:
     assert found["differences"] == [f"threads {before + 1}, it was {before}"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_continued_elsewhere_names_both(home: Path) -> None:
     """Stopped after two of four steps with one thread, continued with two."""
     before = torch.get_num_threads()

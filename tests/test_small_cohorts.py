@@ -227,6 +227,7 @@ def test_counts_are_shown_beside_sizes_that_are_not() -> None:
     assert [group.n for group in protect_groups(draw_cohort(1, 900), 920).groups] == [300] * 3
 
 
+@pytest.mark.slow
 def test_groups_of_few_people_are_not_shown() -> None:
     for n, thirds, tenths in ((32, False, False), (33, True, False), (109, True, False)):
         groups = [protect_groups(draw_cohort(seed, n), n) for seed in range(5)]
@@ -234,6 +235,7 @@ def test_groups_of_few_people_are_not_shown() -> None:
         assert any(bool(shown.deciles) for shown in groups) == tenths
 
 
+@pytest.mark.slow
 def test_an_incidence_does_not_show_who_was_censored() -> None:
     """Without anybody gone it is a share; else it is shown in large groups, in whole percents."""
     for n in (60, 600):

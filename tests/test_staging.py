@@ -140,6 +140,7 @@ def test_a_stopped_download_goes_on(server: FileServer, tmp_path: Path) -> None:
     assert {name: digest for name, *_, digest in lines}["b.edf"] == hashlib.sha256(body).hexdigest()
 
 
+@pytest.mark.slow
 def test_staged_files_are_compared_with_the_listing(server: FileServer, tmp_path: Path) -> None:
     url = name_url(server, "s3")
     cache.ingest("edf", url, tmp_path / "cache", keep_staged=True)
@@ -352,6 +353,7 @@ def test_credentials_are_used_and_nowhere_written(
     )
 
 
+@pytest.mark.slow
 def test_hostile_names_stay_outside(server: FileServer, tmp_path: Path) -> None:
     good = {name: server.files[name] for name in server.files}
     edf_bytes = server.files["night/b.edf"]

@@ -400,5 +400,6 @@ def test_native_rates_are_those_of_the_recordings() -> None:
         }
 
 
+@pytest.mark.slow
 def test_the_page_is_what_the_code_says() -> None:
     assert stamps.PAGE.read_text() == stamps.format_page(), "run: python docs/generate.py"

@@ -134,6 +134,7 @@ def test_a_stream_of_events_is_the_full_pass(name, options):
     check(narrow, wide, Batch(codes, times=times, person=person, end=end), [20, 20], end)
 
 
+@pytest.mark.slow
 def test_pieces_beyond_those_of_the_stream():
     """More tokens at a time than go through the layers at a time, and one at a time."""
     narrow, wide = make("timelygpt", tokenizer="steps", xpos_scale=True)

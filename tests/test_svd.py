@@ -322,6 +322,7 @@ def test_page_shows_controls_beside_every_spectrum(tmp_path):
     assert report.write_report(tmp_path, page).stat().st_size < report.LIMIT
 
 
+@pytest.mark.slow
 def test_runs_that_do_not_compare_are_kept_apart():
     page = svd(
         [

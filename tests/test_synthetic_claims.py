@@ -467,6 +467,7 @@ def test_two_rows_are_alike_only_where_the_ledger_says_so(cohort: Cohort) -> Non
 # --- the tables
 
 
+@pytest.mark.slow
 def test_lives(cohort: Cohort) -> None:
     people = cohort.patients
     assert people["patient_id"].is_unique().all()
@@ -572,6 +573,7 @@ def test_same_seed_same_bytes_and_subjects_do_not_depend_on_their_number(
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_parameters_come_from_the_recipe_and_can_be_overridden(tmp_path: Path) -> None:
     recipe = load_recipe(registry.RECIPES / "demo_claims.toml")
     shipped = recipe.ingest.options["synthetic-claims"]

@@ -294,6 +294,7 @@ def list_deciders(tree: ast.Module) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_every_handler_of_broad_exceptions_asks_the_classifier() -> None:
     deciders = {
         path.relative_to(CORE).as_posix(): list_deciders(ast.parse(path.read_text()))
@@ -429,6 +430,7 @@ def test_scores_are_shown_when_the_disk_is_full(
     assert name in shown.err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_losses_and_verdicts_are_shown_when_the_disk_is_full(
     home: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -464,6 +466,7 @@ def test_losses_and_verdicts_are_shown_when_the_disk_is_full(
     assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--json"], ["--help"]])
 def test_a_screen_that_cannot_be_written_ends_with_6(options: list[str]) -> None:
     command = [sys.executable, "-m", "bitimely_cli", "list", "datasets", *options]

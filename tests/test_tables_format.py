@@ -589,6 +589,7 @@ PIECES = [
 ]
 
 
+@pytest.mark.slow
 @FUZZ
 @given(
     body=st.lists(st.sampled_from(PIECES), max_size=40).map("".join),
@@ -701,6 +702,7 @@ def test_frames_of_parquet_are_text_with_civil_times(tmp_path: Path) -> None:
 # --- fuzz
 
 
+@pytest.mark.slow
 @FUZZ
 @given(body=st.text('a1,"\n\r\0ä', max_size=60))
 def test_each_line_counts_once(tmp_path: Path, body: str) -> None:
@@ -711,6 +713,7 @@ def test_each_line_counts_once(tmp_path: Path, body: str) -> None:
     assert len(set(lines)) == len(lines)
 
 
+@pytest.mark.slow
 @FUZZ
 @given(content=st.binary(max_size=200), zipped=st.booleans(), parquet=st.booleans())
 def test_no_bytes_do_more_than_refuse(

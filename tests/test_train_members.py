@@ -113,6 +113,7 @@ def test_folds_are_scored_together_each_subject_by_a_model_that_did_not_see_it(h
     assert "Each fold by itself" in (home / "runs" / RUN / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_same_command_again_keeps_the_folds_and_makes_the_missing_one(home, capsys):
     again = [*TRAIN, "--folds", "3"]
     code, result, _ = call(capsys, home, *again)
@@ -173,6 +174,7 @@ def test_new_recordings_get_the_mean_of_all_models(home, capsys, tmp_path):
     assert bt.from_pretrained(RUN, workspace=home).calibration.units == 30
 
 
+@pytest.mark.slow
 def test_seeds_are_averaged_as_one_row(home, capsys):
     result = bt.train(
         data=VIEW, seeds=2, flags={"train": {"steps": 3, "batch_size": 8}}, workspace=home

@@ -79,6 +79,7 @@ def test_it_is_evaluated_embedded_exported_and_reported(home, capsys):
     assert "none (from scratch)" in page
 
 
+@pytest.mark.slow
 def test_scores_on_other_windows_say_that_they_replace_those_before(home, capsys):
     words = ("evaluate", "resnet-staging", "--bootstrap", "0", "--baselines", "cheap", "--split")
     call(capsys, home, *words, "test")
@@ -87,6 +88,7 @@ def test_scores_on_other_windows_say_that_they_replace_those_before(home, capsys
         assert f"({before}): evaluate it on them again" in notices
 
 
+@pytest.mark.slow
 def test_it_is_reproduced_to_the_last_bit(home, capsys):
     code, result, _ = call(capsys, home, "reproduce", "resnet-staging")
     assert (code, result["same_weights"], result["differences"]) == (0, True, [])
@@ -102,6 +104,7 @@ def test_a_budget_in_epochs_or_steps(home, capsys):
     assert epochs["steps"] == 2 * int(np.ceil(windows / 32))
 
 
+@pytest.mark.slow
 def test_a_budget_in_minutes(home, capsys):
     """The run says that its steps depend on the machine."""
     words = ["train", *VIEW, "--batch-size", "8", "--minutes", "0.02", "--run", "timed"]
@@ -145,6 +148,7 @@ def test_a_share_of_the_subjects(home, capsys):
     assert any(notice.startswith("training on ") for notice in result["notices"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "options", "rate"),
     [
@@ -186,6 +190,7 @@ def test_histories_are_trained_by_trees_or_a_network(tmp_path, capsys):
     assert code == 0, err
 
 
+@pytest.mark.slow
 def test_what_is_refused_says_what_to_do(home, capsys):
     for words, text in (
         (["resnett", *VIEW], "resnet"),
@@ -200,6 +205,7 @@ def test_what_is_refused_says_what_to_do(home, capsys):
         assert text in err
 
 
+@pytest.mark.slow
 def test_other_settings_in_the_same_folder_are_refused(home, capsys):
     """`--force-new` replaces the run."""
     words = ["train", *VIEW, *SMALL, "--run", "again"]

@@ -69,6 +69,7 @@ def write_claims(folder: Path, *, changed: bool) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("selection", [["--no-select"], ["--ratio-threshold", "1.05"]])
 def test_claims_of_held_out_subjects_decide_on_nothing(
     selection: list[str], tmp_path: Path
@@ -137,6 +138,7 @@ def test_claims_of_held_out_subjects_decide_on_nothing(
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalise", [pytest.param("channel", marks=pytest.mark.slow), "window"])
 def test_recordings_of_held_out_subjects_decide_on_nothing(
     normalise: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -670,6 +670,7 @@ def test_bidmc_tables_with_faults_are_quarantined(
     assert (report["exit_code"], codes(report)) == (4, {code})
 
 
+@pytest.mark.slow
 def test_the_real_recording(tmp_path: Path) -> None:
     require_sample(SAMPLES / "bidmc")
     report = attempt("bidmc", SAMPLES / "bidmc", tmp_path / "cache")

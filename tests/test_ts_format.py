@@ -446,6 +446,7 @@ def test_a_case_in_both_files_is_reported_whatever_its_label(tmp_path: Path) -> 
 # --- fuzz
 
 
+@pytest.mark.slow
 @FUZZ
 @given(data=st.data())
 def test_no_file_does_more_than_refuse(tmp_path: Path, data: st.DataObject) -> None:

@@ -195,6 +195,7 @@ def test_no_test_window_is_within_reach(home: Path) -> None:
     assert caught.value.code == Reason.UNKNOWN_NAME
 
 
+@pytest.mark.slow
 def test_a_rate_that_diverges_loses_and_says_why(home: Path) -> None:
     record = pretrained(home, "wild", tune={"rates": (1e-4, 1e30), "steps": 3})["tuning"]
     tame, wild = record["trials"]
@@ -208,6 +209,7 @@ def test_a_rate_that_diverges_loses_and_says_why(home: Path) -> None:
     assert caught.value.exit_code == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stopped", [pytest.param("in the second trial", marks=pytest.mark.slow), "in the training"]
 )

@@ -94,6 +94,7 @@ def split_of(index, x):
     }
 
 
+@pytest.mark.slow
 def test_own_vectors_through_the_file_equal_probing(home, capsys, tmp_path):
     for run, readout in (("plain", "sos"), ("plain", "mean")):
         file = tmp_path / f"{readout}.parquet"
@@ -236,6 +237,7 @@ def test_a_better_encoder_is_found_and_seeds_limit_the_words(cohort, capsys, tmp
     assert part["encoder"]["fitted_on"] == {"train": 100, "validation": 100}
 
 
+@pytest.mark.slow
 def test_numbers_are_probed_by_ridge_regression(capsys, tmp_path):
     raw, rng = tmp_path / "raw", np.random.default_rng(0)
     (raw / "data").mkdir(parents=True)
@@ -339,6 +341,7 @@ def test_numbers_that_are_not_finite_are_refused(value, columns, home, index, ca
     assert "for example 11" in line
 
 
+@pytest.mark.slow
 def test_all_forms_of_the_vectors_give_the_same_scores(home, index, capsys, tmp_path):
     x = draw_vectors(index).astype(np.float32)
     numbered = {f"v{k}": x[:, k] for k in range(4)}
@@ -376,6 +379,7 @@ def test_what_is_not_parquet_is_refused(content, code, home, capsys, tmp_path):
     call(capsys, home, tmp_path, code=2)  # a folder
 
 
+@pytest.mark.slow
 def test_damaged_bytes_never_end_with_a_traceback(home, index, capsys, tmp_path):
     whole = write(tmp_path / "x.parquet", index, draw_vectors(index)).read_bytes()
     rng = np.random.default_rng(3)
@@ -516,6 +520,7 @@ def test_options_that_do_not_fit_are_refused(home, index, capsys, tmp_path):
     assert sorted(home.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_runs_stand_beside_the_encoder(home, index, capsys, tmp_path):
     file = write(tmp_path / "x.parquet", index, draw_vectors(index))
     found = call(

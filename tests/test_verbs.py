@@ -106,6 +106,7 @@ def test_dry_runs_leave_an_empty_folder_empty(
     assert sorted(p.name for p in raw.iterdir()) == ["a.csv", "claims.csv"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"),
     [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow), (signal.SIGINT, 130)],
@@ -200,6 +201,7 @@ def test_a_signal_in_a_callback_that_swallows_errors_ends_the_verb_too(
     assert process.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_closed_and_narrow_streams(tmp_path: Path) -> None:
     command = " ".join([*BITIMELY, "list", "models"])
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
@@ -254,6 +256,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return site / "sleeplab_data.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [

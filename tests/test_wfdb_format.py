@@ -684,6 +684,7 @@ def test_one_small_file_cannot_be_named_over_and_over(tmp_path: Path) -> None:
 # --- fuzz
 
 
+@pytest.mark.slow
 @FUZZ
 @given(data=st.data())
 def test_no_header_does_more_than_refuse(tmp_path: Path, data: st.DataObject) -> None:
@@ -739,6 +740,7 @@ def test_no_header_does_more_than_refuse(tmp_path: Path, data: st.DataObject) ->
     assert named == f"{stem}.hea"
 
 
+@pytest.mark.slow
 @FUZZ
 @given(text=st.text(max_size=200))
 def test_any_text_is_a_header_or_refused(text: str) -> None:

@@ -152,6 +152,7 @@ def read_advised_line(said: str) -> str:
     return said[said.index("files = [{") :].split(" where ")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["subject", "recording"])
 def test_the_advised_line_groups_the_files_of_a_person(
     capsys: pytest.CaptureFixture[str], kind: str
@@ -196,6 +197,7 @@ def test_a_table_wider_than_long_is_asked_about(capsys: pytest.CaptureFixture[st
     assert "has 500 columns of 3 samples, a row may be a channel" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CINC.is_dir(), reason="needs the data of CinC 2017")
 def test_a_part_of_cinc_2017_with_its_classes() -> None:
     import wfdb

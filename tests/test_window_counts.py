@@ -131,6 +131,7 @@ def test_trees_read_the_columns_that_most_sequences_have():
     assert window_counts.select_columns(counts, 4).tolist() == columns
 
 
+@pytest.mark.slow
 def test_pages_of_claims_have_the_counts_and_the_lift_over_the_best_baseline(tmp_path: Path):
     cohort(tmp_path / "tokens" / "pophr", n=300)
     flags = {"train": {"steps": 2, "batch_size": 16}}

@@ -40,6 +40,7 @@ def list_templates() -> Iterator[tuple[str, str]]:
                     yield f"{path.relative_to(ROOT)}:{node.lineno}", "".join(parts)
 
 
+@pytest.mark.slow
 def test_every_counted_noun_of_a_message_has_a_singular() -> None:
     missing = {}
     for place, text in list_templates():

@@ -7,6 +7,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 PACKAGES = ("bitimely", "bitimely_cli", "bitimely_core")
 ROOT = Path(__file__).parent.parent
 METHODS = {  # of paths, frames, arrays and figures, whatever the object is called
@@ -114,6 +116,7 @@ def name_writes(tree: ast.Module) -> list[tuple[int, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_only_storage_writes() -> None:
     paths = [
         path
