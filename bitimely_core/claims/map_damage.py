@@ -66,6 +66,15 @@ def find_damage(
 
     `numbers`: columns that were stored as numbers.
     """
+    keys = _find_damaged_keys(rows, layout, numbers)
+    distinct = {damage: list(dict.fromkeys(keys.get(damage, ()))) for damage in Damage}
+    return {damage: texts[:EXAMPLES] for damage, texts in distinct.items() if texts}
+
+
+def _find_damaged_keys(
+    rows: Sequence[MapRow], layout: MapLayout, numbers: Collection[str]
+) -> dict[Damage, Iterable[str]]:
+    """All damaged keys of a table by test, some of them several times."""
     counts = Counter(code for vocab, code, _ in rows if vocab == "icd9")
     phecodes = sorted({phecode for _, _, phecode in rows})
     # PheCodes of version 1.2 are numbers, those of PhecodeX begin with letters
@@ -84,8 +93,7 @@ def find_damage(
     if is_original and counts.total() >= FULL_ROWS:  # without zeros both codes are 1
         missing = sorted({"001", "001.0"} - counts.keys())
         keys[Damage.MISSING_CODES] = missing + ["PheCode 008"] * ("008" not in phecodes)
-    distinct = {damage: list(dict.fromkeys(keys.get(damage, ()))) for damage in Damage}
-    return {damage: texts[:EXAMPLES] for damage, texts in distinct.items() if texts}
+    return keys
 
 
 def _is_invalid(code: str) -> bool:

@@ -400,12 +400,7 @@ def _find_copies(source: Source, sets: Mapping[str, StaySet]) -> dict[str, dict[
     that cannot be read is left to its unit.
     """
     unused: dict[str, dict[str, Finding]] = {letter: {} for letter in sets}
-    copies: dict[str, list[StayCopy]] = {}
-    for letter, files in sets.items():
-        if len(sets) > 1 and files.archive not in source.rejected:
-            with suppress(UserError, OSError):
-                for name, copy in _list_copies(source, letter, files):
-                    copies.setdefault(name, []).append(copy)
+    copies = _gather_copies(source, sets) if len(sets) > 1 else {}
     for name, same in sorted(copies.items()):
         differ = len({copy.digest for copy in same}) > 1
         differ |= len({copy.death for copy in same} - {None}) > 1
@@ -419,6 +414,17 @@ def _find_copies(source: Source, sets: Mapping[str, StaySet]) -> dict[str, dict[
                     copy.file, counterpart.file, sets[copy.letter].place, differ=differ
                 )
     return unused
+
+
+def _gather_copies(source: Source, sets: Mapping[str, StaySet]) -> dict[str, list[StayCopy]]:
+    """RecordID -> the copies of its stay in the sets that can be read."""
+    copies: dict[str, list[StayCopy]] = {}
+    for letter, files in sets.items():
+        if files.archive not in source.rejected:
+            with suppress(UserError, OSError):
+                for name, copy in _list_copies(source, letter, files):
+                    copies.setdefault(name, []).append(copy)
+    return copies
 
 
 def _list_copies(source: Source, letter: str, files: StaySet) -> list[tuple[str, StayCopy]]:
@@ -475,14 +481,11 @@ def read_set(paths: Mapping[str, Path], files: StaySet, copies: Mapping[str, Fin
         faults += repeated
         if select_errors(repeated):
             continue
-        if name in copies:
-            faults.append(copies[name])
-            continue
-        file, content = same[0]
-        try:
-            stays[name] = parse_stay(name, content, deaths.get(name))
-        except UserError as error:
-            faults.append(replace(error.finding, file=file))
+        stay = copies.get(name) or _read_stay(name, *same[0], deaths.get(name))
+        if isinstance(stay, Finding):
+            faults.append(stay)
+        else:
+            stays[name] = stay
     seen = sum(map(len, texts.values()))
     if not stays and all(fault.level == "error" for fault in faults):
         raise _no_stays_error(faults, seen, files.place)
@@ -495,6 +498,14 @@ def read_set(paths: Mapping[str, Path], files: StaySet, copies: Mapping[str, Fin
     if files.outcomes:
         findings += _report_outcomes(stays, deaths, files.outcomes)
     return Records(records=[stay.record for stay in stays.values()], rows=rows, findings=findings)
+
+
+def _read_stay(name: str, file: str, content: bytes, death: str | None) -> Stay | Finding:
+    """A stay from its text, or the fault of its file."""
+    try:
+        return parse_stay(name, content, death)
+    except UserError as error:
+        return replace(error.finding, file=file)
 
 
 def _group_texts(

@@ -325,21 +325,30 @@ def _read_entries(
                 row=row.row,
             )
     entries = _refuse_shared(entries)
-    first = [entry.faults[0] for entry in entries.values() if entry.faults]
-    odd = sum(bool(entry.unused) for entry in entries.values())
-    account = SourceRows(
-        file=rel,
-        seen=seen,
-        dropped={str(Reason.DUPLICATES): repeated} if repeated else {},
-        quarantined=dict(sorted(count_reasons([*faults, *first]).items())),
-        warned={str(Reason.METADATA): odd} if odd else {},
-    )
     findings = [
         *tables.group_findings(faults),
         *report_count(Reason.DUPLICATES, "rows that repeat another one", repeated, "used once"),
         *_report_entries(entries.values(), superclass_of),
     ]
-    return entries, account, findings
+    faults += [entry.faults[0] for entry in entries.values() if entry.faults]
+    odd = sum(bool(entry.unused) for entry in entries.values())
+    return entries, _account_entries(rel, seen, repeated, odd, faults), findings
+
+
+def _account_entries(
+    rel: str, seen: int, repeated: int, odd: int, faults: Sequence[Finding]
+) -> SourceRows:
+    """The account of the rows.
+
+    `odd`: those used without age or sex; `faults`: of those left out.
+    """
+    return SourceRows(
+        file=rel,
+        seen=seen,
+        dropped={str(Reason.DUPLICATES): repeated} if repeated else {},
+        quarantined=dict(sorted(count_reasons(faults).items())),
+        warned={str(Reason.METADATA): odd} if odd else {},
+    )
 
 
 def _refuse_shared(entries: Mapping[str, PtbXlEntry]) -> dict[str, PtbXlEntry]:

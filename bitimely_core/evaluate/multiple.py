@@ -134,30 +134,41 @@ def average_differences(differences: Sequence[Difference]) -> MeanDifference:
     """The same of stored differences, one a seed; the standard error over subjects is the mean of
     theirs, which that of the mean cannot exceed.
     """
-    from scipy.special import stdtr, stdtrit
-
     count, first = len(differences), differences[0]
     values = [d.difference for d in differences if d.difference is not None]
     undefined = (d.undefined_reason for d in differences if d.se is None)
     no_spread = {f"no CI: {words}" for words in intervals.NO_SPREAD}
     reasons = [reason for reason in undefined if reason not in no_spread]
     df = next(filter(None, (d.df for d in differences)), None)
-    several = count >= MINIMUM_SEEDS
     mean = MeanDifference(
         difference=float(np.mean(values)),
         n_defined=first.n_defined,
         unit=first.unit,
         factor=first.factor,
-        seeds=(count if several else 0, 0),
+        seeds=(count if count >= MINIMUM_SEEDS else 0, 0),
     )
     if reasons or df is None:
         reason = next(iter(reasons), first.undefined_reason)
         return mean.model_copy(update={"undefined_reason": reason})
-    value, se = float(np.mean(values)), float(np.mean([d.se or 0.0 for d in differences]))
-    of_seeds = float(np.var(values, ddof=1)) / count if several else 0.0
+    return mean.model_copy(update=_test_mean(values, [d.se or 0.0 for d in differences], df))
+
+
+def _test_mean(values: Sequence[float], errors: Sequence[float], df: float) -> dict[str, float]:
+    """The test of the mean of differences, one a seed.
+
+    Args:
+        values: differences.
+        errors: their standard errors over subjects.
+        df: degrees of freedom of the errors.
+    """
+    from scipy.special import stdtr, stdtrit
+
+    count = len(values)
+    value, se = float(np.mean(values)), float(np.mean(errors))
+    of_seeds = float(np.var(values, ddof=1)) / count if count >= MINIMUM_SEEDS else 0.0
     total, reach = float(np.sqrt(se**2 + of_seeds)), float(stdtrit(df, (1 + LEVEL) / 2)) * se
     total_df = total**4 / (se**4 / df + of_seeds**2 / max(count - 1, 1))
-    tested = {
+    return {
         "se": se,
         "lo": value - reach,
         "hi": value + reach,
@@ -166,7 +177,6 @@ def average_differences(differences: Sequence[Difference]) -> MeanDifference:
         "p": 2 * float(stdtr(total_df, -abs(value) / total)),
         "effective": df + 1,
     }
-    return mean.model_copy(update=tested)
 
 
 def _test_difference(

@@ -69,8 +69,7 @@ def encode_edf(
     ]
     kind = ""
     if notes is not None or onsets is not None or not channels:
-        gaps = any(abs(b - a - duration) > 1e-9 for a, b in pairwise(times))
-        kind = "EDF+D" if gaps else "EDF+C"
+        kind = "EDF+D" if _has_gaps(times, duration) else "EDF+C"
         columns.append(_encode_notes(times, notes or ()))
         rows.append(("EDF Annotations", "", -1.0, 1.0, -32768, 32767, columns[-1].shape[1] // 2))
     month = MONTHS[start.month - 1]
@@ -87,6 +86,11 @@ def encode_edf(
         "n_signals": len(rows),
     }
     return _encode_header(fixed, rows) + np.concatenate(columns, axis=1).tobytes()
+
+
+def _has_gaps(times: Sequence[float], duration: float) -> bool:
+    """Whether a record begins elsewhere than at the end of the one before."""
+    return any(abs(after - before - duration) > 1e-9 for before, after in pairwise(times))
 
 
 def _encode_header(fixed: dict[str, str | float], rows: Sequence[tuple[str | float, ...]]) -> bytes:

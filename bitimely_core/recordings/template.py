@@ -274,16 +274,14 @@ def _list_recordings(source: Source) -> list[str]:
     left_out = find_segments(source, by_ending.get(".hea", ())) | find_later_parts(source, rels)
     left_out.update(find_label_arrays(source, rels).list_files())
     left_out |= {*arrays, *(by_ending.get(".tsv", ()) if bids else ())}
-    chosen = [
-        rel
-        for rel in rels
-        if rel not in left_out
-        and (
-            not LAYOUT.fullmatch(PurePosixPath(rel).name)
-            or (find_suffix(rel).startswith(".txt") and holds_samples(source, rel))
-        )
-    ]
+    chosen = [rel for rel in rels if rel not in left_out and not _is_layout(source, rel)]
     return chosen or arrays
+
+
+def _is_layout(source: Source, rel: str) -> bool:
+    """Whether a file describes others, such as a README; a text of samples may have its name."""
+    is_named = LAYOUT.fullmatch(PurePosixPath(rel).name) is not None
+    return is_named and not (find_suffix(rel).startswith(".txt") and holds_samples(source, rel))
 
 
 def _read_tables(source: Source, rels: Iterable[str]) -> dict[str, TableContent]:

@@ -37,6 +37,7 @@ from bitimely_core.schemas.scores import (
     ClassScores,
     Comparison,
     CorrectedDifference,
+    EventScores,
     LabelCalibration,
     MetricValue,
     NightScores,
@@ -111,34 +112,48 @@ def add_score_blocks(
         columns_, lines = list_calibration(scores.risk_calibration)
         page.table("calibration", "Calibration of the risks", RISK_CALIBRATION, columns_, lines)
     if scores.confusion:
-        names, matrix = list(rows.class_names), np.array(scores.confusion, dtype=float)
-        page.figure(
-            "confusion",
-            "Confusion matrix",
-            "Row: true class; column: predicted class. Rows sum to the support of the class. "
-            "Confusion of neighbouring classes is usual; a column that holds all rows is a "
-            "classifier that predicts one class.",
-            HeatMap(matrix, "predicted", "true", row_names=names, column_names=names),
-        )
+        _add_confusion(page, scores.confusion, list(rows.class_names))
     if rows.task == "classification" and len(columns.get("target", ())):
         draw = _draw_points if rows.options.points else _hypnogram_figures
         page.add(*draw(rows, columns))
     if scores.nights is not None:
         _add_nights(page, scores.nights, rows, columns)
-    if events := scores.events:
-        event = events.event or rows.class_names[1]
-        page.table(
-            "events",
-            f"Detection of {event}",
-            f"Successive windows of {event} are one event; it is found where any predicted event "
-            "overlaps it, and predicted events that overlap none are false alarms: "
-            f"{events.false_alarms:,} in {events.hours:.3g} h. 95 % CI over subjects.",
-            ["measure", "events", "value"],
-            [
-                ["sensitivity", events.events, events.sensitivity],
-                ["false alarms an hour", None, events.false_alarms_per_hour],
-            ],
-        )
+    if scores.events:
+        _add_events(page, scores.events, scores.events.event or rows.class_names[1])
+
+
+def _add_confusion(
+    page: PageBuilder, confusion: Sequence[Sequence[float]], names: Sequence[str]
+) -> None:
+    page.figure(
+        "confusion",
+        "Confusion matrix",
+        "Row: true class; column: predicted class. Rows sum to the support of the class. "
+        "Confusion of neighbouring classes is usual; a column that holds all rows is a "
+        "classifier that predicts one class.",
+        HeatMap(
+            np.array(confusion, dtype=float),
+            "predicted",
+            "true",
+            row_names=names,
+            column_names=names,
+        ),
+    )
+
+
+def _add_events(page: PageBuilder, events: EventScores, name: str) -> None:
+    page.table(
+        "events",
+        f"Detection of {name}",
+        f"Successive windows of {name} are one event; it is found where any predicted event "
+        "overlaps it, and predicted events that overlap none are false alarms: "
+        f"{events.false_alarms:,} in {events.hours:.3g} h. 95 % CI over subjects.",
+        ["measure", "events", "value"],
+        [
+            ["sensitivity", events.events, events.sensitivity],
+            ["false alarms an hour", None, events.false_alarms_per_hour],
+        ],
+    )
 
 
 # ---- metrics and baselines

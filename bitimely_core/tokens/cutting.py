@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -514,11 +514,17 @@ def read_recording_label(value: Any, options: WindowOptions, left_out: Counter[s
     if options.task == "regression":
         return float(value)
     if options.task == "multilabel" and isinstance(value, list | tuple):
-        names = set(map(str, value))
-        label = tuple(name for name in options.classes or sorted(names) if name in names)
-        left_out["unknown_label"] += len(names) - len(label)
-        return label
+        return _choose_labels(set(map(str, value)), options.classes, left_out)
     if options.classes and str(value) not in options.classes:
         left_out["unknown_label"] += 1
         return None
     return str(value)
+
+
+def _choose_labels(
+    names: Set[str], classes: Sequence[str], left_out: Counter[str]
+) -> tuple[str, ...]:
+    """The labels of a recording in the order of the classes; others are counted."""
+    labels = tuple(name for name in classes or sorted(names) if name in names)
+    left_out["unknown_label"] += len(names) - len(labels)
+    return labels
