@@ -245,7 +245,9 @@ def _render_column(values: Sequence[Any], *, numeric: bool) -> list[Cell]:
     digits = _choose_decimals(values)
     cells = [_render_cell(value, digits) for value in values]
     is_long = not numeric and any(len(cell.text) > LONG for cell in cells)
-    return [replace(cell, numeric=numeric, long=is_long) for cell in cells]
+    for cell in cells:
+        cell.numeric, cell.long = numeric, is_long
+    return cells
 
 
 def _fill_table(block: Block, table: Table) -> None:
