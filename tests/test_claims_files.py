@@ -1103,6 +1103,27 @@ def test_labels_of_numbers_are_read_in_every_column_of_words(ingest: Ingest, raw
     assert events["source"].cast(pl.String).unique().to_list() == ["physician"]
 
 
+@pytest.mark.parametrize(("column", "exit_code", "rows"), [("icd9", 3, 841), ("dx1", 0, 840)])
+def test_labels_that_are_codes_are_read_for_their_numbers(
+    ingest: Ingest, raw: Path, column: str, exit_code: int, rows: int
+) -> None:
+    """As `encode` of Stata writes codes. A number without a label is no code of ICD-9."""
+    pyreadstat = pytest.importorskip("pyreadstat")
+    pandas = pytest.importorskip("pandas")
+    claims = pandas.read_csv(CONTROL / "claims.csv", dtype=str)
+    claims["date"] = pandas.to_datetime(claims["date"]).dt.date
+    texts = sorted(claims["icd9"].unique())
+    numbers = {text: i for i, text in enumerate(texts, 401)}
+    claims[column] = claims.pop("icd9").map(numbers).astype(float)
+    claims = pandas.concat([claims, claims.head(1).assign(**{column: 250.0})])
+    titled = {n: text if n % 2 else f"{text} - title" for text, n in numbers.items()}
+    labels = {column: titled | {999: "Missing"}}
+    pyreadstat.write_dta(claims, str(raw / "claims.dta"), variable_value_labels=labels)
+    shutil.copy(CONTROL / "patients.csv", raw)
+    ended = ingest(raw)
+    assert (ended.code, ended.count_cases(), ended.count_rows()) == (exit_code, RIGHT, rows)
+
+
 def test_codes_stored_as_numbers_are_refused(ingest: Ingest, raw: Path) -> None:
     pyreadstat = pytest.importorskip("pyreadstat")
     pandas = pytest.importorskip("pandas")

@@ -272,17 +272,22 @@ def test_a_column_of_kinds_of_claims_is_named_with_what_reads_it(
         assert kinds.to_list() == ["inpatient", "physician"]
 
 
-def test_ids_that_a_spreadsheet_has_rounded_are_refused(tmp_path: Path) -> None:
-    rounded = CLAIMS.replace("a2", "1.23457E+11")
-    write_files(tmp_path, claims__csv=rounded)
+@pytest.mark.parametrize("rounded", ["1.23457E+11", "1.23456E+09", "1.23457e+09", "1.2346E9"])
+def test_ids_that_a_program_has_rounded_are_refused(tmp_path: Path, rounded: str) -> None:
+    write_files(tmp_path, claims__csv=CLAIMS.replace("a2", rounded))
     error = catch_refusal(tmp_path, date_format="%Y-%m-%d")
     assert (error.finding.code, error.row) == ("identifier", 3)
-    assert "1.23457E+11" not in error.finding.line()
+    assert rounded not in error.finding.line()
+    people = f"patient_id,sex\na1,F\n{rounded},F\n{rounded},M\n"
+    write_files(tmp_path, claims__csv=CLAIMS, patients__csv=people)
+    error = catch_refusal(tmp_path)
+    assert (error.finding.code, error.row) == ("identifier", 3)
 
 
-def test_a_code_that_looks_like_a_rounded_id_is_an_id(tmp_path: Path) -> None:
-    write_files(tmp_path, claims__csv=CLAIMS.replace("a2", "1E11"))
-    assert read_folder(tmp_path)[1]["subject_id"].to_list() == ["a1", "1E11"]
+@pytest.mark.parametrize("name", ["1E11", "1e+05", "3E08", "7.12"])
+def test_a_code_that_looks_like_a_rounded_id_is_an_id(tmp_path: Path, name: str) -> None:
+    write_files(tmp_path, claims__csv=CLAIMS.replace("a2", name))
+    assert read_folder(tmp_path)[1]["subject_id"].to_list() == ["a1", name]
 
 
 EMPTY_DATES = "patid,admit_date,dx_date,dx,dx_type\n" + "".join(

@@ -18,7 +18,7 @@ from bitimely_core.claims import dates
 from bitimely_core.claims.codes import shape_text
 from bitimely_core.claims.distinct import map_texts
 from bitimely_core.claims.sources import words
-from bitimely_core.claims.sources.source_table import OpenTable
+from bitimely_core.claims.sources.source_table import OpenTable, read_code_labels
 from bitimely_core.claims.unknown_dates import DEFAULTS, MISSING
 from bitimely_core.errors import (
     Finding,
@@ -222,7 +222,8 @@ def _check_types(path: Path, file: str, columns: Mapping[str, str], codes: Colle
         reason, hint = Reason.SCHEMA, "Write it as text"
         if "<" in kind:
             hint = "Write one row for each value, for example by DataFrame.explode of polars"
-        elif key in codes and kind != "text":  # without zeros 018.82 and 188.2 look the same
+        elif key in codes and kind != "text" and not read_code_labels(path, name):
+            # without zeros 018.82 and 188.2 look the same
             reason, hint = Reason.AMBIGUOUS_CODE, "Write the table again from its origin"
         elif key not in WHOLE_COLUMNS or not _has_lost_digits(path, key, name, kind):
             continue

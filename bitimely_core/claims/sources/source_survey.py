@@ -23,6 +23,7 @@ from bitimely_core.claims.sources.columns import (
     report_zones,
     warn_of_rows,
 )
+from bitimely_core.claims.sources.id_spellings import refuse_rounded_ids
 from bitimely_core.claims.sources.source_table import EventBlock, SourceTable, Stated
 from bitimely_core.claims.sources.subject_tables import TableAccounts
 from bitimely_core.errors import Reason, input_error, safe_text
@@ -34,7 +35,6 @@ EXAMPLES = 5  # rows that a message shows
 # what a spreadsheet runs as a formula, or a terminal obeys
 ODD_ID = r"^[=+@]|^-[^0-9]|[\x00-\x1f\x7f]"
 # a long number as a spreadsheet shows it, 1.23457E+11: others look the same
-ROUNDED_ID = r"^[0-9]([.,][0-9]+)?E\+(1[1-9]|[2-9][0-9])$"
 # poisoning in ICD-9; without their dots amyloidosis ... in ICD-10
 SHARED_CODES = {f"E{number}" for number in (850, 851, 852, 853, 854, 860, 861)}
 EVENT_KINDS: dict[str, pl.DataType] = {
@@ -70,7 +70,7 @@ def _iter_event_frames(table: SourceTable) -> Iterator[tuple[EventBlock, int]]:
     source = table.table
     further = (*table.wide, *table.beside)
     with locate_errors(table.file):
-        named = source.name_values()
+        named = source.name_values(table.wide)
         for block in tables.read_frames(
             source.path,
             tuple(dict.fromkeys((*source.columns.values(), *further))),
@@ -253,7 +253,7 @@ class _TableTally:
     odd_rows: list[int] = field(default_factory=list)  # the first of them
 
     def add(self, block: EventBlock, records: int) -> None:
-        """Count a block. Raises UserError: as `_refuse_unknown_words` and `_refuse_rounded_ids`."""
+        """Count a block. Raises UserError: as `_refuse_unknown_words` and `refuse_rounded_ids`."""
         events = block.events
         self.records += records
         self.events += events.height
@@ -262,7 +262,7 @@ class _TableTally:
         if events.is_empty():
             return
         _refuse_unknown_words(events, self.table)
-        _refuse_rounded_ids(events, self.table.file)
+        refuse_rounded_ids(events, "subject_id", self.table.file)
         groups = events.group_by("vocab") if events["vocab"].count() else [((None,), events)]
         for (vocab,), rows in groups:
             self.codes.setdefault(vocab, set()).update(rows["code"].drop_nulls().unique())
@@ -278,24 +278,6 @@ def hash_ids(ids: pl.Series) -> np.ndarray:
     The chance that two of a million are equal is 3e-8.
     """
     return sort_distinct(ids.drop_nulls().hash().to_numpy())
-
-
-def _refuse_rounded_ids(frame: pl.DataFrame, file: str) -> None:
-    """Raises UserError: identifier for ids whose last digits a spreadsheet has cut off, so that
-    different people look the same.
-    """
-    rounded = frame.filter(pl.col("subject_id").str.contains(ROUNDED_ID))["row"]
-    if rounded.is_empty():
-        return
-    raise input_error(
-        Reason.IDENTIFIER,
-        "ids are written as 9.99999E+11, without their last digits",
-        "expected all digits: people whose ids differ in these would be one",
-        "Write the table again from its origin, with the ids as text",
-        file=file,
-        row=int(rounded[0]),
-        field="subject",
-    )
 
 
 def _refuse_unknown_words(frame: pl.DataFrame, table: SourceTable) -> None:

@@ -4,7 +4,8 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -13,11 +14,17 @@ import polars as pl
 
 from bitimely_core.errors import Reason
 from bitimely_core.formats import tables
-from bitimely_core.formats.stat_files import is_stat_file, read_value_labels
+from bitimely_core.formats.stat_files import (
+    NUMBER,
+    is_stat_file,
+    read_stat_types,
+    read_value_labels,
+)
 from bitimely_core.formats.table_text import TableSpan
 
 NAMED_VALUES = ("sex", "vital", "source", "vocab", "certainty", "status")
 """Keys of columns whose numbers stand for words."""
+CODE_LABEL = re.compile(r"[A-Za-z]{0,2}\d[\w.].*")  # E119, 250.00, E11.9 Diabetes; no title alone
 
 Stated = Literal["surely", "by name", "nowhere"]
 """What states the vocabulary of rows without one: an option, the name of the column, or nothing."""
@@ -63,12 +70,38 @@ class OpenTable(NamedTuple):
             )
             yield frame.with_columns(named)
 
-    def name_values(self) -> list[pl.Expr]:
-        """Columns with the labels that Stata and SPSS give to numbers: 1 may be female, 0 dead."""
-        named = [key for key in NAMED_VALUES if key in self.columns and is_stat_file(self.path)]
-        return [
-            pl.col(key).replace(read_value_labels(self.path, self.columns[key])) for key in named
+    def name_values(self, names: Sequence[str] = ()) -> list[pl.Expr]:
+        """Columns with the labels that Stata and SPSS give to numbers: 1 may be female, 0 dead, or
+        a code. `names`: of further columns of codes.
+        """
+        if not is_stat_file(self.path):
+            return []
+        named = [
+            pl.col(key).replace(read_value_labels(self.path, self.columns[key]))
+            for key in NAMED_VALUES
+            if key in self.columns
         ]
+        coded = {name: name for name in names} | {
+            key: name for key, name in self.columns.items() if key == "code"
+        }
+        labels = {key: read_code_labels(self.path, name) for key, name in coded.items()}
+        # a number without a label is none: it could be taken for a code
+        return named + [
+            pl.col(key).replace_strict(texts, default=None, return_dtype=pl.String)
+            for key, texts in labels.items()
+            if texts
+        ]
+
+
+def read_code_labels(path: Path, column: str) -> dict[str, str]:
+    """Number as text -> its label, of a column of Stata or SPSS most of whose labels are codes,
+    perhaps with titles; else {}. Raises UserError: as `read_value_labels`.
+    """
+    if not is_stat_file(path) or read_stat_types(path).get(column) != NUMBER:
+        return {}
+    labels = read_value_labels(path, column)
+    codes = {number: label for number, label in labels.items() if CODE_LABEL.fullmatch(label)}
+    return codes if 2 * len(codes) > len(labels) else {}
 
 
 @dataclass(frozen=True, kw_only=True)

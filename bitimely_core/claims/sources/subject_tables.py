@@ -23,7 +23,7 @@ from bitimely_core.claims.sources.columns import (
     select_columns,
     warn_of_rows,
 )
-from bitimely_core.claims.sources.id_spellings import IdSpellings
+from bitimely_core.claims.sources.id_spellings import IdSpellings, refuse_rounded_ids
 from bitimely_core.claims.sources.source_table import OpenTable, count_dropped
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
 from bitimely_core.formats.source import locate_errors
@@ -93,12 +93,16 @@ class TableAccounts:
         )
 
     def enter_subjects(self, frame: pl.DataFrame, file: str, key: str) -> pl.DataFrame:
-        """The rows of a table that have a subject. All are counted, and the others excluded."""
+        """The rows of a table that have a subject. All are counted, and the others excluded.
+
+        Raises UserError: as `refuse_rounded_ids`.
+        """
         self.rows.append(SourceRows(file=file, kind="subjects", seen=frame.height))
         self.exclude(
             Reason.IDENTIFIER, frame.filter(pl.col(key).is_null())["row"], "have no subject"
         )
         named = frame.drop_nulls(key)
+        refuse_rounded_ids(named, key, file)
         self.spellings.add(named[key])
         return named
 
