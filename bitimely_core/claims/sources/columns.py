@@ -222,7 +222,7 @@ def _check_types(path: Path, file: str, columns: Mapping[str, str], codes: Colle
         reason, hint = Reason.SCHEMA, "Write it as text"
         if "<" in kind:
             hint = "Write one row for each value, for example by DataFrame.explode of polars"
-        elif key in codes and kind != "text" and not read_code_labels(path, name):
+        elif key in codes and not _holds_text(path, name, kind):
             # without zeros 018.82 and 188.2 look the same
             reason, hint = Reason.AMBIGUOUS_CODE, "Write the table again from its origin"
         elif key not in WHOLE_COLUMNS or not _has_lost_digits(path, key, name, kind):
@@ -235,6 +235,11 @@ def _check_types(path: Path, file: str, columns: Mapping[str, str], codes: Colle
             file=file,
             field=name,
         )
+
+
+def _holds_text(path: Path, name: str, kind: str) -> bool:
+    """Whether a column holds texts, or numbers with codes as labels."""
+    return kind == "text" or bool(read_code_labels(path, name))
 
 
 def _has_lost_digits(path: Path, key: str, name: str, kind: str) -> bool:
