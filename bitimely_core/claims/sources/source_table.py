@@ -81,12 +81,15 @@ class OpenTable(NamedTuple):
             for key in NAMED_VALUES
             if key in self.columns
         ]
-        coded = {name: name for name in names} | {
-            key: name for key, name in self.columns.items() if key == "code"
-        }
+        return named + self._name_codes(names)
+
+    def _name_codes(self, names: Sequence[str]) -> list[pl.Expr]:
+        """Columns of codes by their labels. A number without one could be taken for a code."""
+        coded = {name: name for name in names}
+        if "code" in self.columns:
+            coded["code"] = self.columns["code"]
         labels = {key: read_code_labels(self.path, name) for key, name in coded.items()}
-        # a number without a label is none: it could be taken for a code
-        return named + [
+        return [
             pl.col(key).replace_strict(texts, default=None, return_dtype=pl.String)
             for key, texts in labels.items()
             if texts
