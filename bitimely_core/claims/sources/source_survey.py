@@ -34,7 +34,6 @@ from bitimely_core.types import SourceRows
 EXAMPLES = 5  # rows that a message shows
 # what a spreadsheet runs as a formula, or a terminal obeys
 ODD_ID = r"^[=+@]|^-[^0-9]|[\x00-\x1f\x7f]"
-# a long number as a spreadsheet shows it, 1.23457E+11: others look the same
 # poisoning in ICD-9; without their dots amyloidosis ... in ICD-10
 SHARED_CODES = {f"E{number}" for number in (850, 851, 852, 853, 854, 860, 861)}
 EVENT_KINDS: dict[str, pl.DataType] = {
