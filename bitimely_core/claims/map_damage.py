@@ -90,10 +90,15 @@ def _find_damaged_keys(
     }
     if is_original and layout.single:
         keys[Damage.REPEATED_CODES] = [code for code, n in counts.items() if n > 1]
-    if is_original and counts.total() >= FULL_ROWS:  # without zeros both codes are 1
-        missing = sorted({"001", "001.0"} - counts.keys())
-        keys[Damage.MISSING_CODES] = missing + ["PheCode 008"] * ("008" not in phecodes)
+    if is_original and counts.total() >= FULL_ROWS:
+        keys[Damage.MISSING_CODES] = _list_missing_codes(counts, phecodes)
     return keys
+
+
+def _list_missing_codes(icd9_codes: Collection[str], phecodes: Collection[str]) -> list[str]:
+    """Those of cholera that a whole map has; without zeros both of its codes are 1."""
+    missing = [code for code in ("001", "001.0") if code not in icd9_codes]
+    return missing if "008" in phecodes else [*missing, "PheCode 008"]
 
 
 def _is_invalid(code: str) -> bool:

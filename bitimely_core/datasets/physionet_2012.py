@@ -474,18 +474,8 @@ def read_set(paths: Mapping[str, Path], files: StaySet, copies: Mapping[str, Fin
     if files.outcomes:
         deaths, rows, findings = _read_outcomes(paths[files.outcomes], files.outcomes)
     texts, others = _group_texts(paths, files)
-    stays: dict[str, Stay] = {}
     faults: list[Finding] = []
-    for name, same in texts.items():
-        repeated = _compare_texts(same, files.place)
-        faults += repeated
-        if select_errors(repeated):
-            continue
-        stay = copies.get(name) or _read_stay(name, *same[0], deaths.get(name))
-        if isinstance(stay, Finding):
-            faults.append(stay)
-        else:
-            stays[name] = stay
+    stays = dict(_read_stays(texts, files.place, copies, deaths, faults))
     seen = sum(map(len, texts.values()))
     if not stays and all(fault.level == "error" for fault in faults):
         raise _no_stays_error(faults, seen, files.place)
@@ -498,6 +488,26 @@ def read_set(paths: Mapping[str, Path], files: StaySet, copies: Mapping[str, Fin
     if files.outcomes:
         findings += _report_outcomes(stays, deaths, files.outcomes)
     return Records(records=[stay.record for stay in stays.values()], rows=rows, findings=findings)
+
+
+def _read_stays(
+    texts: Mapping[str, Sequence[tuple[str, bytes]]],
+    place: str,
+    copies: Mapping[str, Finding],
+    deaths: Mapping[str, str],
+    faults: list[Finding],
+) -> Iterator[tuple[str, Stay]]:
+    """RecordID and stay of each that can be used; `faults` gets why others cannot."""
+    for name, same in texts.items():
+        repeated = _compare_texts(same, place)
+        faults += repeated
+        if select_errors(repeated):
+            continue
+        stay = copies.get(name) or _read_stay(name, *same[0], deaths.get(name))
+        if isinstance(stay, Finding):
+            faults.append(stay)
+        else:
+            yield name, stay
 
 
 def _read_stay(name: str, file: str, content: bytes, death: str | None) -> Stay | Finding:

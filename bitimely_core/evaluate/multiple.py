@@ -136,9 +136,7 @@ def average_differences(differences: Sequence[Difference]) -> MeanDifference:
     """
     count, first = len(differences), differences[0]
     values = [d.difference for d in differences if d.difference is not None]
-    undefined = (d.undefined_reason for d in differences if d.se is None)
-    no_spread = {f"no CI: {words}" for words in intervals.NO_SPREAD}
-    reasons = [reason for reason in undefined if reason not in no_spread]
+    reasons = _list_undefined(differences)
     df = next(filter(None, (d.df for d in differences)), None)
     mean = MeanDifference(
         difference=float(np.mean(values)),
@@ -151,6 +149,13 @@ def average_differences(differences: Sequence[Difference]) -> MeanDifference:
         reason = next(iter(reasons), first.undefined_reason)
         return mean.model_copy(update={"undefined_reason": reason})
     return mean.model_copy(update=_test_mean(values, [d.se or 0.0 for d in differences], df))
+
+
+def _list_undefined(differences: Sequence[Difference]) -> list[str | None]:
+    """Why differences have no standard error, but for those that do not vary."""
+    no_spread = {f"no CI: {words}" for words in intervals.NO_SPREAD}
+    undefined = (d.undefined_reason for d in differences if d.se is None)
+    return [reason for reason in undefined if reason not in no_spread]
 
 
 def _test_mean(values: Sequence[float], errors: Sequence[float], df: float) -> dict[str, float]:

@@ -59,9 +59,7 @@ def encode_edf(
     if not 1985 <= start.year <= 2084:
         raise ValueError("EDF holds the years 1985 to 2084")
     duration = duration if channels else 0.0
-    times = [i * duration for i in range(records)] if onsets is None else onsets
-    if len(times) != records:
-        raise ValueError(f"{len(times)} onsets for {records} records")
+    times = _list_onsets(records, duration, onsets)
     rows: list[tuple[str | float, ...]] = [channel[:7] for channel in channels]
     columns = [
         np.ascontiguousarray(values, "<i2").reshape(records, -1).view(np.uint8)
@@ -86,6 +84,15 @@ def encode_edf(
         "n_signals": len(rows),
     }
     return _encode_header(fixed, rows) + np.concatenate(columns, axis=1).tobytes()
+
+
+def _list_onsets(records: int, duration: float, onsets: Sequence[float] | None) -> Sequence[float]:
+    """When each record begins, without gaps where nothing is stated. Raises ValueError."""
+    if onsets is None:
+        return [i * duration for i in range(records)]
+    if len(onsets) != records:
+        raise ValueError(f"{len(onsets)} onsets for {records} records")
+    return onsets
 
 
 def _has_gaps(times: Sequence[float], duration: float) -> bool:

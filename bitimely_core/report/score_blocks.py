@@ -113,6 +113,13 @@ def add_score_blocks(
         page.table("calibration", "Calibration of the risks", RISK_CALIBRATION, columns_, lines)
     if scores.confusion:
         _add_confusion(page, scores.confusion, list(rows.class_names))
+    _add_courses(page, rows, scores, columns)
+
+
+def _add_courses(
+    page: PageBuilder, rows: Windows, scores: Scores, columns: Mapping[str, npt.NDArray[Any]]
+) -> None:
+    """What depends on the order of windows in time: hypnograms, nights and events."""
     if rows.task == "classification" and len(columns.get("target", ())):
         draw = _draw_points if rows.options.points else _hypnogram_figures
         page.add(*draw(rows, columns))

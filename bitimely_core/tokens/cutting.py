@@ -94,11 +94,7 @@ def cut_record(
     if factors is None:
         left_out["unit"] += 1
         return None
-    for signal in itertools.chain(*segments):
-        if needs_filter(signal.channel, options):
-            filters.check_rate(
-                options.bandpass, options.notch, signal.rate, signal.channel, record.recording_id
-            )
+    _check_rates(segments, options, record.recording_id)
     stretches = [
         (
             segment[0].onset,
@@ -110,6 +106,17 @@ def cut_record(
     digital, scale, offset = _find_storage(segments, factors, options)
     places.sort(key=lambda place: place[:3])
     return RecordCut(segments, factors, digital, scale, offset, places)
+
+
+def _check_rates(
+    segments: Iterable[Iterable[Signal]], options: WindowOptions, recording_id: str
+) -> None:
+    """Raises UserError: config (exit 2) for a channel that is too slow for its filter."""
+    for signal in itertools.chain(*segments):
+        if needs_filter(signal.channel, options):
+            filters.check_rate(
+                options.bandpass, options.notch, signal.rate, signal.channel, recording_id
+            )
 
 
 def _find_segments(
