@@ -231,7 +231,7 @@ ALLOWED = {  # file: functions that need not ask
     "workflows/ingest.py": {"ingest", "add_tokens"},  # `_make_finding` raises it again
     "evaluate/vector_files.py": {"read_vectors"},  # raises it again with its file
     "datasets/epilepsy.py": {"parse_segment"},  # of bytes in memory, as the next two
-    "datasets/physionet_2012.py": {"_parse_cells", "read_set"},
+    "datasets/physionet_2012.py": {"_parse_cells", "_read_stay"},
     "formats/nsrr_xml.py": {"_make_event"},  # a cell
     "formats/matlab.py": {"_inflate_head", "_inflate"},
     "tokens/unlabelled.py": {"_list_recordings"},  # raised when its recording is read
