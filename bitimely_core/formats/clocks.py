@@ -504,8 +504,14 @@ def parse_moment(text: str) -> datetime | None:
         return datetime(1899, 12, 30) + timedelta(milliseconds=round(float(text) * DAY * 1e3))
     if re.fullmatch(r"\d{9,10}(\.\d+)?", text):
         return _make_moment(float(text))
+    times = read_moments([text])
+    return times.start if times else None
+
+
+def read_moments(cells: Sequence[str]) -> Times | None:
+    """The times in cells that are written alike, of which some may be empty; None: in no way."""
     import polars as pl
 
-    form = find_text_form([text])
-    times = parse_texts(pl.Series("", [text], pl.String), form) if form else None
-    return times.start if isinstance(times, Times) else None
+    form = find_text_form(cells)
+    times = parse_texts(pl.Series("", cells, pl.String), form) if form else None
+    return times if isinstance(times, Times) else None

@@ -20,7 +20,8 @@ from bitimely_core.formats.stage_texts import (
     read_stages,
     split_mark,
 )
-from bitimely_core.recordings.label_sources import LabelSource, RecordingTime, read_label_file
+from bitimely_core.recordings.label_sources import LabelSource, read_label_file
+from bitimely_core.recordings.label_times import RecordingTime
 from bitimely_core.recordings.mapping import LabelRules, RecordingInfo
 from bitimely_core.recordings.scorers import CONSENSUS, Scoring, choose_scorer, split_scorers
 from bitimely_core.types import Annotation

@@ -18,7 +18,7 @@ import numpy as np
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats import matlab
-from bitimely_core.formats.label_files import STAGE_NAMES
+from bitimely_core.formats.label_tables import STAGE_NAMES
 from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.formats.text import sanitize_label
 from bitimely_core.formats.units import find_rate_fault, narrow_samples

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import date, datetime
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
@@ -26,24 +24,12 @@ from bitimely_core.formats.text import decode_table
 from bitimely_core.formats.wfdb_annotations import AnnotationKind
 from bitimely_core.recordings.channels import STAGES, group_segments, holds_labels, read_states
 from bitimely_core.recordings.folder_tables import read_bids_events
+from bitimely_core.recordings.label_times import RecordingTime, find_epoch_length, place_rows
 from bitimely_core.recordings.mapping import LabelFile, LabelForm, LabelRules, RecordingInfo
 from bitimely_core.types import Annotation, Signal
 
 UNKNOWN_DAY = date(1985, 1, 1)  # what files state that state no date
-STEPS = (1, 2, 4, 5, 10, 15, 20, 60)  # seconds of epochs other than the usual ones
-LEAST_EPOCHS = 10  # of a list whose length says how long they are
-MS = 1000.0  # in a second
 QUARTER = 900.0  # seconds: clocks of time zones differ by quarters of an hour
-
-
-class RecordingTime(NamedTuple):
-    """When a recording begins and how long it is."""
-
-    start: datetime | None
-    length: float  # seconds
-    rate: float  # Hz, of its fastest channel
-    origin: float = 0.0  # its beginning by the clock of its own file, seconds
-    zone: float | None = None  # seconds from UTC to the clock of `start`, where it is stated
 
 
 class LabelSource(NamedTuple):
@@ -115,7 +101,7 @@ def _report_reach(notes: list[Annotation], length: float) -> list[Finding]:
         )
         action, hint = "none of them is used", f"Are they of another recording?{hint}"
     elif end >= length + EPOCH:
-        if step := _find_step(len(notes), length):
+        if step := find_epoch_length(len(notes), length):
             hint = f"If its epochs last {step} s, write epoch = {step} in [labels] of the map"
         problem = f"its labels run to {end:g} s, past the end of the recording at {length:g} s"
     elif begin <= -QUARTER / 2:
@@ -138,104 +124,7 @@ def _suggest_shift(begin: float) -> str:
     return f" If their clock is of another zone, write shift = {shift:g} in [labels] of the map"
 
 
-def _find_step(count: int, length: float) -> int:
-    """Seconds of so many epochs that last as long as the recording; 0: none do."""
-    nearest = min(STEPS, key=lambda step: abs(count * step - length))
-    return nearest if abs(count * nearest - length) < 2 * nearest else 0
-
-
 # --- the forms
-
-
-def _find_shift(table: label_files.LabelText, time: RecordingTime) -> float | None:
-    """Seconds from the zero of the table's times to the start of the recording; None: times of day,
-    and the recording does not say when it begins.
-    """
-    if table.clock in {"epochs", "samples"}:
-        return 0.0
-    if table.clock not in {"day", "unix"}:
-        return time.origin
-    first = table.rows[0].onset
-    if time.start is None:
-        return _find_shift_by_origin(first, time)
-    last = max(row.onset for row in table.rows)
-    return label_files.place_on_clock(first, last, _count_from_midnight(time.start), time.length)
-
-
-def _find_shift_by_origin(first: float, time: RecordingTime) -> float | None:
-    """As `_find_shift` where no date is known: the clock of a table of samples may be one of times
-    of day.
-    """
-    if first <= label_files.LATEST_ZERO:
-        return 0.0
-    delay = (first - time.origin) % clocks.DAY
-    return first - delay if time.origin and delay < time.length else None
-
-
-def _count_from_midnight(moment: datetime) -> float:
-    """Seconds of its day."""
-    midnight = moment.replace(hour=0, minute=0, second=0, microsecond=0)
-    return (moment - midnight).total_seconds()
-
-
-def _place_list(
-    table: label_files.LabelText, time: RecordingTime, rules: LabelRules
-) -> tuple[float, tuple[Finding, ...]]:
-    """Seconds from the first stage of a list to the start of the recording, and what is said of it.
-
-    A list begins with the recording, unless it states another time. When the lights went off it
-    need not begin.
-    """
-    begin = _measure_delay(table.begin, time)
-    if begin:
-        return -begin, ()
-    off = _measure_delay(table.lights_off, time)
-    if not off or rules.shift:
-        return 0.0, ()
-    problem = f"its stages are read from the start of the recording; lights off is {off:g} s later"
-    hint = f"If they begin then, write shift = {off:g} in [labels] of the map"
-    return 0.0, (input_warning(Reason.LABEL, problem, "lights off is not used", hint),)
-
-
-def _measure_delay(moment: float | None, time: RecordingTime) -> float:
-    """Seconds from the start of the recording to a time of day; 0 where it is not within."""
-    if moment is None or time.start is None:
-        return 0.0
-    delay = round(moment - _count_from_midnight(time.start)) % clocks.DAY
-    return delay if delay < time.length else 0.0
-
-
-def _choose_epoch(
-    table: label_files.LabelText, stated: float | None, length: float
-) -> tuple[float, tuple[Finding, ...]]:
-    """Seconds of a row of a list of epochs, and what is said of it.
-
-    They are stated, else 30; where so many run past the end of the recording, what fits it.
-    """
-    epoch = stated or table.epoch
-    count = int(max(row.onset for row in table.rows)) + 1
-    step = _find_step(count, length)
-    if epoch or count < LEAST_EPOCHS or not step:
-        return epoch or EPOCH, ()
-    problem = f"has {count} stages, as many as epochs of {step} s in a recording of {length:g} s"
-    if count * EPOCH < length:
-        action, hint = f"read as epochs of {EPOCH:g} s, from its start", f"epoch = {step}"
-        step = int(EPOCH)
-    else:
-        action, hint = f"read as epochs of {step} s", f"epoch = {EPOCH:g}"
-    hint = f"If that is wrong, write {hint} in [labels] of the map"
-    return float(step), (input_warning(Reason.LABEL, problem, action, hint),)
-
-
-def _report_zero(start: datetime) -> Finding:
-    problem = f"its times are no times of day of the recording, which begins at {start:%H:%M:%S}"
-    return input_warning(Reason.LABEL, problem, "they are counted from its start")
-
-
-def _report_utc() -> Finding:
-    problem = "its times of day are taken for UTC, since the recording is timed in UTC"
-    hint = "If they are an hour ahead of UTC, write shift = -3600 in [labels] of the map, and so on"
-    return input_warning(Reason.START_MISMATCH, problem, "they may be hours off", hint)
 
 
 def _read_text(file: LabelFile, time: RecordingTime, rules: LabelRules) -> LabelSource:
@@ -243,111 +132,18 @@ def _read_text(file: LabelFile, time: RecordingTime, rules: LabelRules) -> Label
     if table is None:
         wanted = "expected one stage a line, or a table with times and labels"
         raise input_error(Reason.ANNOTATION_SYNTAX, "is no file of labels that is known", wanted)
-    table = _move_to_zone(table, time.zone)
-    shift, factor, step = _find_shift(table, time), 1.0, label_files.find_step(table.rows)
-    if shift is None:
+    placed = place_rows(table, time, rules)
+    if placed is None:
         return LabelSource(file.rel, [], findings=(_report_no_start("clock times"),))
-    findings: list[Finding] = []
-    if table.clock == "epochs":
-        factor, said = _choose_epoch(table, rules.epoch, time.length)
-        step = factor
-        shift, placed = _place_list(table, time, rules)
-        findings += (*said, *placed)
-    elif table.clock == "samples":
-        table = table._replace(rows=_count_seconds(table.rows, time.rate))
-        step = label_files.find_step(table.rows)
-    elif table.clock == "day":
-        findings += _report_day(table, time, shift, rules)
-    elif table.clock == "start" and (unit := _find_other_unit(table.rows, time)):
-        table = table._replace(rows=_count_seconds(table.rows, unit.rate))
-        step = label_files.find_step(table.rows)
-        findings.append(unit.finding)
-    findings += _report_dropped(table.dropped)
+    findings = [*placed.findings, *_report_dropped(table.dropped)]
     return LabelSource(
         file.rel,
-        _place_rows(table.rows, factor, shift, step),
+        [Annotation(row.onset, row.duration or 0.0, row.text) for row in placed.rows],
         is_prose=table.is_prose,
         is_listed=table.is_listed,
         words={"4": file.four} if file.four else {},
         findings=tuple(findings),
     )
-
-
-def _move_to_zone(table: label_files.LabelText, zone: float | None) -> label_files.LabelText:
-    """Labels by the clock of the recording, where both say how far theirs is from UTC."""
-    if table.zone is None or zone is None or table.zone == zone:
-        return table
-    first = table.rows[0].onset
-    delay = (first + zone - table.zone) % clocks.DAY - first
-    return table._replace(rows=[row._replace(onset=row.onset + delay) for row in table.rows])
-
-
-def _report_day(
-    table: label_files.LabelText, time: RecordingTime, shift: float, rules: LabelRules
-) -> list[Finding]:
-    """Warnings of times of day, which may count from the start or be of another zone."""
-    if not shift and time.start:
-        return [_report_zero(time.start)]
-    is_taken = time.zone == 0 and table.zone is None and not rules.shift
-    return [_report_utc()] if is_taken else []
-
-
-class OtherUnit(NamedTuple):
-    """In what times count that are no seconds."""
-
-    rate: float  # of it in a second
-    finding: Finding
-
-
-def _find_other_unit(rows: Sequence[label_files.LabelRow], time: RecordingTime) -> OtherUnit | None:
-    """The unit of whole numbers that run far past the end of the recording in seconds, and to its
-    end as samples or milliseconds; None: there is none.
-    """
-    end = max(row.onset + (row.duration or 0.0) for row in rows)
-    if end < 2 * time.length or not all(row.onset.is_integer() for row in rows):
-        return None
-    units = {f"samples at {time.rate:g} Hz": time.rate, "milliseconds": MS}
-    name, rate = min(units.items(), key=lambda unit: abs(end - unit[1] * time.length))
-    # labels of a night beside its first minutes are seconds: in another unit they are too short
-    if not time.length / 2 < end / rate < time.length + EPOCH or _measure_span(rows) < rate:
-        return None
-    problem = f"its times run to {end:g}, and the recording ends at {time.length:g} s"
-    hint = "If that is wrong, write them in seconds"
-    return OtherUnit(
-        rate, input_warning(Reason.ANNOTATION_OUT_OF_RANGE, problem, f"read as {name}", hint)
-    )
-
-
-def _measure_span(rows: Sequence[label_files.LabelRow]) -> float:
-    """The median length of labels, or from one to the next where they state none; 0 of a single
-    one.
-    """
-    stated = [row.duration for row in rows if row.duration is not None]
-    return median(stated or [b.onset - a.onset for a, b in pairwise(rows)] or [0.0])
-
-
-def _count_seconds(rows: Sequence[label_files.LabelRow], rate: float) -> list[label_files.LabelRow]:
-    """Rows that count samples of `rate` Hz, in seconds."""
-    return [
-        row._replace(
-            onset=row.onset / rate, duration=None if row.duration is None else row.duration / rate
-        )
-        for row in rows
-    ]
-
-
-def _place_rows(
-    rows: Sequence[label_files.LabelRow], factor: float, shift: float, step: float
-) -> list[Annotation]:
-    """Rows as annotations; `factor`: seconds of an onset of 1, `step`: of rows without a length."""
-    return [
-        Annotation(
-            round(row.onset * factor - shift, 6),
-            step if row.duration is None else row.duration,
-            row.text,
-        )
-        for row in rows
-    ]
 
 
 def _report_no_start(times: str) -> Finding:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from bitimely_core.errors import Finding, Reason, UserError, input_warning, usage_error
 from bitimely_core.formats import label_files, matlab, nsrr_xml
-from bitimely_core.formats.label_files import STAGE_NAMES
+from bitimely_core.formats.label_tables import STAGE_NAMES
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.stage_texts import EPOCH
 from bitimely_core.formats.text import decode_table, list_names

@@ -13,7 +13,8 @@ from bitimely_core.formats.source import locate_errors
 from bitimely_core.formats.text import list_names
 from bitimely_core.recordings.annotations import clip_annotations, select_annotations
 from bitimely_core.recordings.channels import select_channels
-from bitimely_core.recordings.label_sources import RecordingTime, read_stage_channels
+from bitimely_core.recordings.label_sources import read_stage_channels
+from bitimely_core.recordings.label_times import RecordingTime
 from bitimely_core.recordings.mapping import RecordingInfo
 from bitimely_core.types import Annotation, Record, Signal
 

@@ -23,7 +23,8 @@ from bitimely_core.formats.wfdb_annotations import read_annotations
 from bitimely_core.recordings.arrays import find_label_arrays, find_rate
 from bitimely_core.recordings.channels import is_no_signal
 from bitimely_core.recordings.files import DERIVED, LAYOUT, find_segments, name_joined
-from bitimely_core.recordings.label_sources import RecordingTime, read_label_file
+from bitimely_core.recordings.label_sources import read_label_file
+from bitimely_core.recordings.label_times import RecordingTime
 from bitimely_core.recordings.labels import FoundLabels, find_labels
 from bitimely_core.recordings.mapping import (
     CLASSES,
