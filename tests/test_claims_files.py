@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import polars as pl
 import pytest
+from claims_folders import read_folder, write_files
 from samples import SHARED, needs_sample
 from short_maps import MAP9, MAP10
 
@@ -710,15 +711,9 @@ WIDE_NAMES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "main"),
-    [
-        *zip(
-            WIDE_NAMES, itertools.cycle(["principal_dx", "HDIA", "PRNCPAL_DGNS_CD"]), strict=False
-        ),
-        ("medicare", "HDIA"),
-    ],
+    ("name", "main"), [*zip(WIDE_NAMES, itertools.cycle(["dx_admit", "icd_main"]), strict=False)]
 )
-def test_a_main_diagnosis_beside_numbered_ones_is_named(
+def test_another_diagnosis_beside_numbered_ones_is_named(
     ingest: Ingest, raw: Path, name: str, main: str
 ) -> None:
     """Each row has three codes of its person; those of procedures are no diagnoses."""
@@ -738,6 +733,24 @@ def test_a_main_diagnosis_beside_numbered_ones_is_named(
     assert first.has("--col code=" + ",".join(f"'{key}'" for key in columns.split(",")))
     followed = ingest(raw, "--col", f"code={columns}", workspace="followed")
     assert (followed.code, followed.count_rows()) == (0, 840)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("HDIA", "DIA1", "DIA2"),  # Sweden
+        ("PRNCPAL_DGNS_CD", "ICD_DGNS_CD1", "ICD_DGNS_CD2"),  # Medicare
+        ("DGN_PAL", "DGN_REL", "ASS_DGN1"),  # France
+        ("MAIN_SICK", "SUB_SICK", "SICK_SYM3"),  # Korea
+        ("principal_dx", "secondary_dx", "dx1"),
+    ],
+)
+def test_main_diagnoses_are_read_beside_others(tmp_path: Path, names: Sequence[str]) -> None:
+    lines = "a1,2015-02-03,E119,I10,J449\na2,2015-02-04,I500,,K210\n"
+    write_files(tmp_path, claims__csv=f"patient_id,date,{','.join(names)}\n{lines}")
+    claims, events = read_folder(tmp_path)
+    assert sorted(events["code"]) == ["E119", "I10", "I500", "J449", "K210"]
+    assert not [finding for finding in claims.findings if "not read" in finding.problem]
 
 
 @pytest.mark.parametrize(

@@ -307,6 +307,9 @@ def test_codes_without_a_point_are_told_where_some_are_left_out(
         ("icd10", "E11.9/I10", ["E11.9", "I10"]),
         ("icd10", "E10.3+ H36.0*", ["E10.3", "H36.0"]),
         ("icd10", "E10.3†H36.0*", ["E10.3", "H36.0"]),
+        ("icd10", "E14.3+H36.0*", ["E14.3", "H36.0"]),  # the map lacks E14.3
+        ("icd10", "E14.3 H36.0", ["E14.3", "H36.0"]),
+        ("icd10", "E14.3/H36.0", ["E14.3", "H36.0"]),
         ("icd10", "E11.9,NA", ["E11.9"]),
         ("icd10", "I10 G; E11.9 A", ["I10", "not_diagnosed"]),
         ("icd9", "250.00;401.9", ["250.00", "401.9"]),
@@ -466,6 +469,20 @@ def test_procedures_without_points_are_those_that_the_map_lacks(tables: Tables) 
     # a second site that leaves out the points
     mixed = read_column(tables, "icd9", ["250.00", "401.9", "428.0", "496", "41401", "V5867"])
     assert mixed["41401"] == ["414.01"]
+
+
+@pytest.mark.parametrize("vocab", ["icd9", "icd10"])
+@pytest.mark.parametrize(
+    ("cell", "what"),
+    [("C10F.00", "Read"), ("G30..00", "Read"), ("C10E.", "Read"), ("44054006", "SNOMED")],
+)
+def test_a_column_of_another_vocabulary_is_called_by_its_name(
+    tables: Tables, vocab: str, cell: str, what: str
+) -> None:
+    sample = code_forms.ColumnSample({vocab: Counter({cell: 40})}, {vocab: "claims"})
+    with pytest.raises(UserError, match=what) as caught:
+        code_forms.judge_forms(sample, tables, pads=False, max_bad=0.5)
+    assert caught.value.code == "bad_code"
 
 
 FILLERS = ["0", "0000", "NULL", "\\N", "#N/A", "<NA>", "NaT", "nil", "UN", "(blank)", "."]

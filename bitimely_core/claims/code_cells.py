@@ -30,7 +30,9 @@ TITLED = re.compile(
 )
 DOUBTED = re.compile(r"RULED? OUT|R/O|SUSPECTED|VERDACHT|AUSSCHLU|AUSGESCHL|EXCLUDED")
 # between codes: those that nothing else uses, and all; + and * are marks of ICD-10 elsewhere
-SURE_SEPARATOR = re.compile(r"[;,|^~\t\r\n]")
+SURE_SEPARATOR = re.compile(
+    r"[;,|^~\t\r\n]|[+*!†‡](?=\s*[A-Z]\d)|[A-Z]\d\d\.\d+\W+(?=[A-Z]\d\d\.\d)"
+)
 SEPARATOR = re.compile(r"[;,|^~\t\r\n/:&\\]+|[+*!†‡](?=\s*[A-Z]\d)")
 RANGES = {"-", "–", "TO", "BIS"}  # between the ends of a block: E10 - E14
 QUOTES = " \t\r\n'\"\u00a0\ufeff"

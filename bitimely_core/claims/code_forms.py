@@ -26,8 +26,13 @@ KNOWN_SHARE = 0.8  # of a few codes in another form, for them to be codes
 UNKNOWN_LONG = 1 / 3  # share of long codes that the map lacks, above which some are procedures
 LETTERS_SHARE = 0.1  # share of rows with letters behind the code that is no accident
 READ_SHARE = 0.05
-READ_CODE = re.compile(r"(?=.{5}$)([0-9A-Z]{1,4}\.{1,4}|[0-9A-Z]{4}\.|X[A-Z0-9]{4})", re.ASCII)
+# five characters, in CPRD with the two digits of the term
+READ_CODE = re.compile(r"(?=.{5}(\d\d)?$)([0-9A-Z]{1,4}\.{1,4}|X[A-Z0-9]{4})(\d\d)?", re.ASCII)
 LONG_NUMBER = re.compile(r"\d{6,18}", re.ASCII)  # of SNOMED CT: no code of ICD has so many digits
+FOREIGN_CODES = {  # codes without PheCodes -> what they are
+    LONG_NUMBER: "Numbers of six digits and more are concepts, as of SNOMED CT",
+    READ_CODE: "Codes of five characters with points behind them are Read codes",
+}
 NAMES = {"icd9": "ICD-9", "icd10": "ICD-10"}
 
 
@@ -223,7 +228,7 @@ def _refuse_unknown(column: _Column, form: CodeForm, max_bad: float) -> None:
     if column.rows < LEAST_ROWS or unknown.rows <= max_bad * column.rows:
         return
     name, other = NAMES[form.family], codes.get_other_family(form.vocab)
-    others = unknown.count(lambda text: codes.normalise_code(text, other)[0])
+    others = unknown.count(lambda text: code_cells.read_cell(text, CodeForm(other), {})[0].code)
     if 2 * others > unknown.rows:
         raise input_error(
             Reason.WRONG_VOCABULARY,
@@ -239,11 +244,12 @@ def _refuse_unknown(column: _Column, form: CodeForm, max_bad: float) -> None:
         f"Give the column with codes of {name} as --col code=NAME, or the vocabulary of the codes "
         "as --col vocab=icd9 or icd10, and a --phecode-map of it"
     )
-    if 2 * unknown.count(LONG_NUMBER.fullmatch) > unknown.rows:
-        hint = (
-            "Numbers of six digits and more are concepts, as of SNOMED CT, without PheCodes: write "
-            "the codes of ICD-10-CM that the map of the NLM gives for them in a column icd10"
-        )
+    for pattern, what in FOREIGN_CODES.items():
+        if 2 * unknown.count(pattern.fullmatch) > unknown.rows:
+            hint = (
+                f"{what}, without PheCodes: write the codes of ICD-10 that a map of the NLM or the "
+                "NHS gives for them in a column icd10"
+            )
     raise input_error(
         Reason.BAD_CODE,
         f"{unknown.rows} of {column.rows} rows hold no code of {name} that the map knows (they "

@@ -15,6 +15,7 @@ from bitimely_core.errors import Finding, Reason, input_warning, safe_text, usag
 
 CERTAINTIES = words.WORDS["certainties"]
 CODE_NAMES = set(map(words.fold_name, words.WORDS["claims"]["code"]))
+MAIN_NAMES = set(map(words.fold_name, words.WORDS["wide"]["main"]))
 KINDS = words.index_words("cells_of_kinds")
 # a folded name of a column of codes without its numbers
 STEM = re.compile(
@@ -37,8 +38,8 @@ CODE_FIELDS = {codes: vocab for vocab, (codes, _) in words.WORDS["fields"].items
 
 
 def find_wide_columns(names: Sequence[str], pattern: str | None) -> tuple[str, ...]:
-    """The columns of codes of a table with several: a series with numbers, one for ICD-9 beside one
-    for ICD-10, or the arrays of UK Biobank.
+    """The columns of codes of a table with several: main diagnoses and a series with numbers, one
+    for ICD-9 beside one for ICD-10, or the arrays of UK Biobank.
 
     `pattern`: of their names, as of files, or names with commas between them; a name without either
     is that of a single column.
@@ -51,9 +52,15 @@ def find_wide_columns(names: Sequence[str], pattern: str | None) -> tuple[str, .
     apart = [name for name in names if name not in series]
     if both := _find_two_vocabularies(apart):
         return both
-    if any(words.fold_name(name) in CODE_NAMES for name in apart):
+    if any(words.fold_name(name) in CODE_NAMES - MAIN_NAMES for name in apart):
         return ()
-    return tuple(series)
+    main = _select_main(apart)
+    return (*main, *series) if series or len(main) > 1 else ()
+
+
+def _select_main(names: Sequence[str]) -> list[str]:
+    """The columns of one diagnosis each, which a row has beside each other."""
+    return [name for name in names if words.fold_name(name) in MAIN_NAMES]
 
 
 def _find_two_vocabularies(names: Sequence[str]) -> tuple[str, ...]:
