@@ -5,6 +5,7 @@ are known by their columns. The right values are those that each folder was made
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Sequence
 from datetime import date, timedelta
 from pathlib import Path
@@ -270,6 +271,44 @@ def test_a_column_of_kinds_of_claims_is_named_with_what_reads_it(
         pairs = [flag.replace("'", "") for flag in flags]
         kinds = read_folder(tmp_path, col=[f"source={name}"], source_value=pairs)[1]["source"]
         assert kinds.to_list() == ["inpatient", "physician"]
+
+
+@pytest.mark.parametrize(
+    ("head", "rows", "is_parted"),
+    [
+        ("member_id,member_suffix", ["7,1", "7,2", "8,1", "8,2"], True),
+        ("patient_id,family_id", ["1,7", "2,7", "1,8", "2,8"], True),
+        ("BEN_NIR_PSA,BEN_RNG_GEM", ["7,1", "7,2", "8,1", "9,1"], True),  # twins
+        ("patient_id,family_id", ["71,7", "72,7", "81,8", "82,8"], False),
+        ("patient_id,member_suffix", ["71,1", "71,", "82,2", "82,2"], False),
+    ],
+)
+def test_a_second_part_of_ids_is_said(
+    tmp_path: Path, head: str, rows: Sequence[str], is_parted: bool
+) -> None:
+    lines = "".join(f"{row},2015-02-03,E11.9\n" for row in rows)
+    write_files(tmp_path, claims__csv=f"{head},date,icd10\n{lines}")
+    findings = [f for f in read_folder(tmp_path)[0].findings if f.code == "identifier"]
+    assert [finding.count for finding in findings] == [len(rows)] * is_parted
+    assert all(name in f.problem for name in head.split(",") for f in findings)
+
+
+@pytest.mark.parametrize(
+    ("name", "days", "forms"),
+    [
+        ("age_days", ["25000", "26200"], []),
+        ("visit_offset", ["14000", "14365"], ["sas", "unix"]),
+        ("date", ["-30", "400"], []),
+    ],
+)
+def test_days_that_count_from_a_day_of_each_person_are_advised(
+    tmp_path: Path, name: str, days: Sequence[str], forms: Sequence[str]
+) -> None:
+    lines = "".join(f"a{i},{day},E11.9\n" for i, day in enumerate(days))
+    write_files(tmp_path, claims__csv=f"patient_id,{name},icd10\n{lines}")
+    hint = catch_refusal(tmp_path, col=[f"date={name}"]).finding.hint
+    assert hint.startswith("If they are days from the birth or an index day")
+    assert re.findall(r"--date-format (\w+)", hint) == forms
 
 
 @pytest.mark.parametrize("rounded", ["1.23457E+11", "1.23456E+09", "1.23457e+09", "1.2346E9"])

@@ -54,6 +54,7 @@ from bitimely_core.claims.sources.columns import (
 from bitimely_core.claims.sources.date_parts import is_quarter, join_date_parts, report_date_parts
 from bitimely_core.claims.sources.dated_codes import Pairs, join_cells, report_pairs, spread_lists
 from bitimely_core.claims.sources.enrolment_months import read_months, report_months
+from bitimely_core.claims.sources.id_spellings import report_id_parts
 from bitimely_core.claims.sources.observation_tables import (
     PERIOD_DATES,
     join_periods,
@@ -433,6 +434,7 @@ def _open_events_table(
         *([] if is_stated or columns.versions else report_versions(table, columns.wide, meanings)),
         *_report_kind(file, kind * (constants.get("source") == kind)),
         *_report_float_ids(file, is_float=whole_ids),
+        *report_id_parts(table),
         *reversing,
     ]
     code_name = columns.wide[0] if columns.wide else table.columns.get("code", "")

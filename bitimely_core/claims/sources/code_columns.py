@@ -52,15 +52,18 @@ def find_wide_columns(names: Sequence[str], pattern: str | None) -> tuple[str, .
     apart = [name for name in names if name not in series]
     if both := _find_two_vocabularies(apart):
         return both
-    if any(words.fold_name(name) in CODE_NAMES - MAIN_NAMES for name in apart):
+    return _join_main(apart, series)
+
+
+def _join_main(names: Sequence[str], series: Sequence[str]) -> tuple[str, ...]:
+    """The columns of one diagnosis each, which a row has beside each other, and the series.
+
+    None where one column alone holds the codes.
+    """
+    if any(words.fold_name(name) in CODE_NAMES - MAIN_NAMES for name in names):
         return ()
-    main = _select_main(apart)
+    main = [name for name in names if words.fold_name(name) in MAIN_NAMES]
     return (*main, *series) if series or len(main) > 1 else ()
-
-
-def _select_main(names: Sequence[str]) -> list[str]:
-    """The columns of one diagnosis each, which a row has beside each other."""
-    return [name for name in names if words.fold_name(name) in MAIN_NAMES]
 
 
 def _find_two_vocabularies(names: Sequence[str]) -> tuple[str, ...]:

@@ -58,6 +58,11 @@ SAMPLE_ROWS = 200  # by which it is known what a column holds
 DATE_SAMPLES = 200  # distinct unreadable dates that the advice is made from
 NAMES_SHOWN = 6  # accepted names of a missing column
 DATE_CHARACTERS = 10  # characters of an unreadable date of which the shape is shown
+DAY_NUMBER = re.compile(r"-?\d{1,5}(\.0+)?", re.ASCII)
+ELAPSED_HINT = (
+    "If they are days from the birth or an index day of each person, add them to one day for all, "
+    "as 2000-01-01, and write births, deaths and times of observation likewise"
+)
 SLIPS = 2  # dates with day and month the other way round that a table may have for no reason
 
 
@@ -419,10 +424,17 @@ def _advise_forms(samples: Sequence[str], name: str) -> str:
     """
     column = f"{name}=" if name in SUBJECT_DATE_COLUMNS else ""
     flags = _list_forms(samples, name, column)
+    if words.find_lookalikes("elapsed", [name]) or not (flags or column or _has_texts(samples)):
+        return " or give ".join([ELAPSED_HINT, *flags])
     if not flags:
         other = ", or rename the column if it holds no dates" if column else ""
         return f"Write them as YYYY-MM-DD{other}"
     return f"Give their form, as {' or '.join(flags)}"
+
+
+def _has_texts(samples: Sequence[str]) -> bool:
+    """Whether some dates are no numbers of days."""
+    return not all(DAY_NUMBER.fullmatch(text.strip()) for text in samples)
 
 
 def _list_forms(samples: Sequence[str], name: str, column: str) -> list[str]:
