@@ -309,6 +309,7 @@ def test_codes_without_a_point_are_told_where_some_are_left_out(
         ("icd10", "E10.3†H36.0*", ["E10.3", "H36.0"]),
         ("icd10", "E14.3+H36.0*", ["E14.3", "H36.0"]),  # the map lacks E14.3
         ("icd10", "E14.3 H36.0", ["E14.3", "H36.0"]),
+        ("icd10", "E14.3, E14.5", ["E14.3", "E14.5"]),  # the rule of diabetes knows both
         ("icd10", "E14.3/H36.0", ["E14.3", "H36.0"]),
         ("icd10", "E11.9,NA", ["E11.9"]),
         ("icd10", "I10 G; E11.9 A", ["I10", "not_diagnosed"]),

@@ -261,6 +261,19 @@ def test_wide_characters_without_a_usable_mark_are_named(tmp_path: Path, content
     assert "--encoding" in str(error)
 
 
+@pytest.mark.parametrize("name", ["utf-16-le", "utf-16-be", "utf-32"])
+def test_the_encoding_that_is_advised_reads_the_table_and_plain_ones(
+    tmp_path: Path, name: str
+) -> None:
+    """A map in ASCII lies beside claims of Windows."""
+    path = write_table(tmp_path, ENCODED.encode(name))
+    advised = str(read_error(path)).rpartition("--encoding ")[2].strip(".")
+    assert advised == name
+    with use_encoding(advised):
+        assert read_table(path, ["x"])[0][0].cells == ("Qu\u00e9bec",)
+        assert read_table(write_table(tmp_path, b"id,x\na,b\n"), ["x"])[0][0].cells == ("b",)
+
+
 def test_damaged_text_of_a_stated_encoding_is_refused_by_its_byte(tmp_path: Path) -> None:
     path = write_table(tmp_path, ENCODED.encode("utf-16")[:-1])
     assert f"byte {len(ENCODED.encode('utf-16')) - 2}" in str(read_error(path))

@@ -30,9 +30,9 @@ TITLED = re.compile(
 )
 DOUBTED = re.compile(r"RULED? OUT|R/O|SUSPECTED|VERDACHT|AUSSCHLU|AUSGESCHL|EXCLUDED")
 # between codes: those that nothing else uses, and all; + and * are marks of ICD-10 elsewhere
-SURE_SEPARATOR = re.compile(
-    r"[;,|^~\t\r\n]|[+*!†‡](?=\s*[A-Z]\d)|[A-Z]\d\d\.\d+\W+(?=[A-Z]\d\d\.\d)"
-)
+SURE_SEPARATOR = re.compile(r"[;,|^~\t\r\n]|[+*!†‡](?=\s*[A-Z]\d)")
+# codes of ICD-10 with their points, whatever is between them
+POINTED_PAIR = re.compile(r"[A-Z]\d\d\.\d+\W+[A-Z]\d\d\.\d", re.ASCII)
 SEPARATOR = re.compile(r"[;,|^~\t\r\n/:&\\]+|[+*!†‡](?=\s*[A-Z]\d)")
 RANGES = {"-", "–", "TO", "BIS"}  # between the ends of a block: E10 - E14
 QUOTES = " \t\r\n'\"\u00a0\ufeff"
@@ -117,7 +117,7 @@ def read_cell(
     """The codes of a cell: one, or those between separators where each part is a code.
 
     Parts between blanks and slashes must all be known to the map, with their parents; of parts
-    between semicolons, commas and bars one must be. `icd10`: how parts beside a code of ICD-9 are
+    between semicolons, commas and bars one must be, of codes of ICD-10 with their points none. `icd10`: how parts beside a code of ICD-9 are
     read that can be none themselves, as in 401.9, I10 of eICU.
     """
     if is_empty(raw):
@@ -131,8 +131,15 @@ def read_cell(
     if not parts or len(read) < len(parts):
         return (_drop_code(_read_titled(text, form, table, whole)),)
     n_known = sum(is_mapped(part, table, icd10) for part in parts)
-    needed = len(parts) if SURE_SEPARATOR.search(text) is None else min(1, len(parts) - 1)
-    return tuple(map(_drop_code, parts)) if n_known >= needed else (whole,)
+    is_list = n_known >= _count_needed(text, len(parts))
+    return tuple(map(_drop_code, parts)) if is_list else (whole,)
+
+
+def _count_needed(text: str, n_parts: int) -> int:
+    """How many parts of a cell the map must know for them to be codes."""
+    if POINTED_PAIR.search(text):
+        return 0
+    return n_parts if SURE_SEPARATOR.search(text) is None else min(1, n_parts - 1)
 
 
 def is_mapped(cell: CellCode, table: PhecodeTable, icd10: Reading | None) -> bool:

@@ -75,20 +75,28 @@ def detect_encoding(head: bytes) -> tuple[str, int]:
     stated = ENCODING.get()
     if not stated.startswith(("utf-16", "utf-32")):
         if head.startswith(UTF32_MARKS):
-            raise encoding_error(0, 1, "UTF-8 (it begins like UTF-32)")
-        if head[1:4:2] == b"\0\0" or head[0:3:2] == b"\0\0":
-            raise encoding_error(0, 1, "UTF-8 (it looks like UTF-16 without a byte order mark)")
-    elif stated.startswith("utf-32"):
+            raise encoding_error(0, 1, "UTF-8 (it begins like UTF-32)", "utf-32")
+        for zeros, name in ((head[1:4:2], "utf-16-le"), (head[0:3:2], "utf-16-be")):
+            if zeros == b"\0\0":
+                what = "UTF-8 (it looks like UTF-16 without a byte order mark)"
+                raise encoding_error(0, 1, what, name)
+    elif stated.startswith("utf-32") and b"\0" in head:
         return stated, 0
     for mark, name in BYTE_ORDER_MARKS.items():
         if head.startswith(mark):
             return name, len(mark)
-    return stated, 0
+    # UTF-16 and 32 have zeros in each line: a map beside such claims may be UTF-8
+    is_plain = stated.startswith(("utf-16", "utf-32")) and b"\0" not in head
+    return UTF8 if is_plain else stated, 0
 
 
-def encoding_error(offset: int, row: int | None, expected: str = "UTF-8") -> UserError:
-    """A table whose byte `offset`, from 0, in line `row` is not in the expected encoding."""
-    hint = "Save it as UTF-8, or give its encoding, for instance --encoding latin-1"
+def encoding_error(
+    offset: int, row: int | None, expected: str = "UTF-8", likely: str = "latin-1"
+) -> UserError:
+    """A table whose byte `offset`, from 0, in line `row` is not in the expected encoding, but
+    perhaps in `likely`.
+    """
+    hint = f"Save it as UTF-8, or give its encoding, for instance --encoding {likely}"
     where = "" if row is None else f" in row {row}"
     return input_error(
         Reason.ENCODING,
