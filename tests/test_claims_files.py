@@ -743,6 +743,9 @@ def test_another_diagnosis_beside_numbered_ones_is_named(
         ("DGN_PAL", "DGN_REL", "ASS_DGN1"),  # France
         ("MAIN_SICK", "SUB_SICK", "SICK_SYM3"),  # Korea
         ("principal_dx", "secondary_dx", "dx1"),
+        ("hovedtilstand1", "bitilstand_1_1", "bitilstand_1_2"),  # Norway
+        ("PDGO", "SDG1O", "SDG2O"),  # Finland
+        ("diagnosis_codeP", "diagnosis_code1", "diagnosis_code2"),  # Australia
     ],
 )
 def test_main_diagnoses_are_read_beside_others(tmp_path: Path, names: Sequence[str]) -> None:

@@ -85,6 +85,14 @@ def write_ingest_report(job: ClaimsJob, cleaning: CleaningFindings, content: str
         add_unit(run, table.file, findings[table.file], digest)
 
 
+# codes of which a spreadsheet has made numbers and dates: 2.50E+02, 1-Feb, Feb-01
+SPREADSHEET = re.compile(
+    r"\W*(\d(\.\d+)?E\+\d+|\d+-[A-Z]{3}(-\d+)?|[A-Z]{3}-\d+)\W*", re.IGNORECASE | re.ASCII
+)
+SPREADSHEET_HINT = (
+    "A spreadsheet has made numbers and dates of codes, which cannot be undone: write the table "
+    "again from its origin"
+)
 HINTS = {
     Reason.AMBIGUOUS_CODE: "Give --pad-undotted if they are diagnoses that have lost their zeros",
     Reason.DATE: "If they have a form of their own, give it, as --date-format %d/%m/%Y: dates as "
@@ -96,11 +104,13 @@ def _advise_codes(job: ClaimsJob, account: RowAccount, reason: Reason) -> str:
     """The option that reads rows that are left out for their dates or codes: of codes of the other
     vocabulary the one that tells ICD-9 from ICD-10 by the date, where nothing states that of each.
     """
+    examples = account.examples.get(reason, [])
+    if any(map(SPREADSHEET.fullmatch, examples)):
+        return SPREADSHEET_HINT
     if reason in HINTS:
         return HINTS[reason]
     survey, tables = job.claims.survey, job.claims.events.tables
     is_stated = survey.stated == "surely" or any("vocab" in t.table.columns for t in tables)
-    examples = account.examples.get(reason, [])
     if reason not in LOOKS or is_stated or not any(map(LOOKS[reason].match, examples)):
         return ""
     return (

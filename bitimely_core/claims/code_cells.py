@@ -117,8 +117,9 @@ def read_cell(
     """The codes of a cell: one, or those between separators where each part is a code.
 
     Parts between blanks and slashes must all be known to the map, with their parents; of parts
-    between semicolons, commas and bars one must be, of codes of ICD-10 with their points none. `icd10`: how parts beside a code of ICD-9 are
-    read that can be none themselves, as in 401.9, I10 of eICU.
+    between semicolons, commas and bars one must be, of codes of ICD-10 with their points none.
+    `icd10`: how parts beside a code of ICD-9 are read that can be none themselves, as in
+    401.9, I10 of eICU.
     """
     if is_empty(raw):
         return (CellCode(None, MISSING),)
