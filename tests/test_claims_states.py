@@ -293,6 +293,12 @@ def test_a_second_part_of_ids_is_said(
     assert all(name in f.problem for name in head.split(",") for f in findings)
 
 
+@pytest.mark.parametrize("stay", ["patientunitstayid", "patient_encounter_id"])
+def test_the_number_of_a_stay_is_not_advised_as_a_person(tmp_path: Path, stay: str) -> None:
+    write_files(tmp_path, claims__csv=f"{stay},date,icd10\n7,2015-02-03,E11.9\n")
+    assert catch_refusal(tmp_path).finding.hint.endswith("--col subject=NAME")
+
+
 @pytest.mark.parametrize(
     ("name", "days", "forms"),
     [

@@ -14,6 +14,8 @@ WORDS: dict[str, dict[str, list[str]]] = tomllib.loads((FOLDER / "words.toml").r
 LAYOUTS: dict[str, dict[str, dict[str, str]]] = tomllib.loads(
     (FOLDER / "layouts.toml").read_text("utf-8")
 )
+# what a column may hold -> the words of names that hold something else
+OTHERS = {"diagnosis": "other", "code": "other", "subject": "other_subject"}
 NO_DIAGNOSIS = "none"  # the word of vocabularies that no map of diagnoses reads
 
 
@@ -38,7 +40,7 @@ NAME_PARTS = re.compile(r"[\W_\d]+|(?<=[a-z])(?=[A-Z])")  # what separates the w
 def find_lookalikes(key: str, names: Iterable[str]) -> list[str]:
     """The names of columns that may hold what `key` stands for."""
     beginnings = tuple(WORDS["looks"].get(key, ()))
-    others = tuple(WORDS["looks"]["other"]) if key in {"diagnosis", "code"} else ()
+    others = tuple(WORDS["looks"].get(OTHERS.get(key, ""), ()))
     parts = {name: NAME_PARTS.split(name.strip()) for name in names}
     lower = {name: [word.lower() for word in texts] for name, texts in parts.items()}
     return [
