@@ -500,10 +500,11 @@ def scale_numbers(values: np.ndarray, unit: str) -> Times:
 def parse_moment(text: str) -> datetime | None:
     """A moment in unix seconds, in days of a spreadsheet or as a date-time."""
     text = text.strip().strip('"')
-    if re.fullmatch(r"\d{5}(\.\d+)?|\d\.\d+e\+0?04", text, re.IGNORECASE):
-        return datetime(1899, 12, 30) + timedelta(milliseconds=round(float(text) * DAY * 1e3))
-    if re.fullmatch(r"\d{9,10}(\.\d+)?", text):
-        return _make_moment(float(text))
+    number = text.replace(",", ".")  # a decimal comma
+    if re.fullmatch(r"\d{5}(\.\d+)?|\d\.\d+e\+0?04", number, re.IGNORECASE):
+        return datetime(1899, 12, 30) + timedelta(milliseconds=round(float(number) * DAY * 1e3))
+    if re.fullmatch(r"\d{9,10}(\.\d+)?", number):
+        return _make_moment(float(number))
     times = read_moments([text])
     return times.start if times else None
 

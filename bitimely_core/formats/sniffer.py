@@ -231,7 +231,8 @@ def _sniff_parquet(path: Path, choice: ClockChoice) -> TableFacts:
     for i, (header, kind) in enumerate(types.items()):
         _refuse_nested(header, kind)
         series = frame.to_series(i)
-        cells = series.cast(pl.String, strict=False).fill_null("").to_list()
+        whole = series.to_physical() if series.dtype == pl.Duration else series  # it has no text
+        cells = whole.cast(pl.String, strict=False).fill_null("").to_list()
         texts.append(cells)
         name, unit = split_header(header)
         column_kind = choose_kind(header, cells[:CELLS], ".")

@@ -256,12 +256,13 @@ def _find_first_line(
 ) -> int:
     """The line of the first row of a table without a header, from 0.
 
-    Faulty rows directly above the first right one count: they begin like a row.
+    Faulty rows directly above the first right one count: they begin like a row. A key with a value
+    for each channel, such as `TopValue=`, is none.
     """
     begin = first
     while begin and len(rows[begin - 1]) == grammar.width > 1:
         has_value = any(is_value(cell, grammar.decimal) for cell in rows[begin - 1])
-        if not has_value or _is_comment(lines[begin - 1]):
+        if not has_value or _is_comment(lines[begin - 1]) or _is_preamble(rows[begin - 1]):
             break
         begin -= 1
     return begin
