@@ -302,6 +302,14 @@ NUMBERED: dict[str, tuple[str, Callable[[int], str]]] = {  # steps of 0.5 s from
         "when",
         lambda i: f'"{datetime(2021, 3, 4) + timedelta(seconds=i / 2):%B %d, %Y %I:%M:%S.%f %p}"',
     ),
+    "a month behind the time": (
+        "Time",
+        lambda i: f'"{datetime(2021, 3, 4) + timedelta(seconds=i / 2):%I:%M:%S.%f %p %b %d, %Y}"',
+    ),
+    "a day behind the time": (
+        "Time",
+        lambda i: f"{datetime(2021, 3, 4) + timedelta(seconds=i / 2):%H:%M:%S.%f %d %b %Y}",
+    ),
     "years of two digits": (
         "DateTime",
         lambda i: f"{datetime(2021, 3, 4) + timedelta(seconds=i / 2):%d-%m-%y %H:%M:%S.%f}",
@@ -958,6 +966,30 @@ FORMS = {
             ),
         ),
         [("Glucose Value", "mg/dL", 1 / 300)],
+    ),
+    "Dexcom Clarity with another unit": (
+        "a.csv",
+        lines(
+            "Index,Timestamp (YYYY-MM-DDThh:mm:ss),Event Type,Glucose Value (mmol/L)\n",
+            lambda i, v: (
+                f"{i + 1},{datetime(2021, 3, 4) + timedelta(minutes=5 * i):%Y-%m-%dT%H:%M:%S}"
+                f",EGV,{v}"
+            ),
+        ),
+        [("Glucose Value", "mmol/L", 1 / 300)],
+    ),
+    "Dexcom Clarity in German": (
+        "a.csv",
+        lines(
+            "Index,Zeitstempel (JJJJ-MM-TThh:mm:ss),Ereignistyp,Glukosewert (mmol/l)\n"
+            "1,,Vorname,\n2,,Nachname,\n",
+            lambda i, v: (
+                f"{i + 3},{datetime(2021, 3, 4) + timedelta(minutes=5 * i):%Y-%m-%dT%H:%M:%S}"
+                f",EGV,{v}"
+            ),
+        )
+        + "303,2021-03-05T01:00:00,EGV,Niedrig\n",
+        [("Glukosewert", "mmol/L", 1 / 300)],
     ),
 }
 

@@ -72,8 +72,11 @@ ZONE = rf"(?: ?(?:{'|'.join(ZONES)}|[+-]\d{{2}}:?\d{{2}}))?(?: ?\[[A-Za-z_]+(?:/
 DATE_TIME = re.compile(
     rf"{DATE.pattern}(?:[T ]+(?:{TIME_TEXT}|\d{{6}}(?:[.,]\d+)?)(?: ?[AaPp]\.?[Mm]\.?)?{ZONE})?"
 )
-# as rdsamp of WFDB writes it
-TIME_DATE = re.compile(r"\[?(\d{1,2}:\d{2}:\d{2}(?:\.\d+)?) (\d{1,2}/\d{1,2}/\d{4})\]?")
+# as rdsamp of WFDB and oximeters write it; polars knows no references to groups
+TIME_DATE = re.compile(
+    r"\[?(\d{1,2}:\d{2}:\d{2}(?:\.\d+)?(?: ?[AaPp][Mm])?)"
+    r" (\d{1,2}[-/. ](?:\d{1,2}|[A-Za-z]{3,9})[-/. ]\d{4}|[A-Za-z]{3,9} \d{1,2},? \d{4})\]?"
+)
 
 
 class UnitChoice(NamedTuple):

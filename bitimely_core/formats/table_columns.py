@@ -128,7 +128,7 @@ def apply_form(
         is_channel = i in channels and (unit_of_form is not None or bool(unit) or not form.columns)
         if column.kind == "number" and not is_channel:
             column = column._replace(kind="left out")
-        result.append(column._replace(unit=unit_of_form or column.unit or unit or usual_unit))
+        result.append(column._replace(unit=column.unit or unit_of_form or unit or usual_unit))
     return tuple(result)
 
 

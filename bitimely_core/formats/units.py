@@ -58,6 +58,8 @@ UNITS: dict[str, dict[str, tuple[float, str]]] = {
         "pT": (1e-12, "picotesla"),
         "fT": (1e-15, "femtotesla"),
     },
+    "amount in a volume": {"mmol/L": (1.0, "")},
+    "mass in a volume": {"mg/dL": (1.0, "mg/100ml")},
     "pressure": {
         "Pa": (1.0, "pascal"),
         "hPa": (1e2, "mbar millibar"),
