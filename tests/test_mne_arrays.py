@@ -560,6 +560,29 @@ def test_names_of_channels_in_an_archive_are_used(
     np.testing.assert_array_equal([s.samples for s in record.signals], columns)
 
 
+@pytest.mark.parametrize("shape", [(300,), (3, 100, 2)])
+@pytest.mark.parametrize(("label", "name"), [("AF", "AF"), (1.0, "1"), (np.array([2]), "2")])
+def test_the_only_label_of_an_archive_is_that_of_the_recording(
+    folder: Path, shape: tuple[int, ...], label: str | float | np.ndarray, name: str
+) -> None:
+    np.savez(folder / "a.npz", signal=np.ones(shape), fs=100, label=label)
+    record = read_folder(folder)["a"]
+    assert record.attributes == {"label": name}
+    assert sum(len(s.samples) for s in record.signals) == np.prod(shape)
+
+
+@pytest.mark.parametrize("shape", [(1, 300), (300, 2), (2, 30, 5)])
+@pytest.mark.parametrize(("label", "name"), [("AF", "AF"), (1.0, "1")])
+def test_the_only_label_of_a_matlab_file_is_that_of_the_recording(
+    folder: Path, shape: tuple[int, ...], label: str | float, name: str
+) -> None:
+    scipy.io.savemat(folder / "a.mat", {"val": np.ones(shape), "fs": 100, "label": label})
+    record = read_folder(folder)["a"]
+    assert record.attributes == {"label": name}
+    assert record.signals[0].channel == "channel 1"
+    assert sum(len(s.samples) for s in record.signals) == np.prod(shape)
+
+
 @pytest.mark.parametrize("kind", ["npz", "mat"])
 def test_a_rate_in_a_file_of_arrays_is_used(folder: Path, kind: str) -> None:
     values = np.random.default_rng(0).standard_normal((4, 700))

@@ -127,13 +127,13 @@ def list_subjects(folder: Path) -> dict[str, str]:
         ("P1_a P1_b P2_a P2_b", "ward,beds\nP1,4\nP2,5\n", "P1_a P1_b P2_a P2_b"),
     ],
 )
-@pytest.mark.parametrize("table", ["table.csv", "participants.csv"])
+@pytest.mark.parametrize("table", ["table.csv", "participants.tsv"])
 def test_a_table_says_whose_recordings_are(
     folder: Path, names: str, text: str, wanted: str, table: str
 ) -> None:
     for seed, name in enumerate(names.split()):
         write_recording(folder / f"{name}.csv", seed)
-    (folder / table).write_text(text)
+    (folder / table).write_text(text.replace(",", "\t") if table.endswith(".tsv") else text)
     assert list_subjects(folder) == dict(zip(names.split(), wanted.split(), strict=True))
 
 

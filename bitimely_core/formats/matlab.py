@@ -165,16 +165,18 @@ def _split_number(name: str) -> tuple[str, int]:
     return (match[1], int(match[2])) if match else (name, -1)
 
 
-def read_texts(path: Path, names: Collection[str]) -> tuple[str, ...]:
+def read_texts(
+    path: Path, names: Collection[str], kinds: Collection[str] = TEXTS
+) -> tuple[str, ...]:
     """The cells or the rows of the texts that are called as one of `names` (in small letters);
-    (): there are none, or other values among them.
+    (): there are none, or other values among them. `kinds`: text for rows alone.
 
     Raises UserError: as `read_array`.
     """
     with translate_read_errors(path):
         data = _read_bytes(path)
         for variable in list_variables(data).values():
-            if variable.kind in TEXTS and variable.name.lower() in names:
+            if variable.kind in kinds and variable.name.lower() in names:
                 return _read_cells(_read_element(variable, data), _find_order(data))
     return ()
 

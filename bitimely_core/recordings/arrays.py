@@ -59,6 +59,8 @@ def read_npy(path: Path, rel: str, info: RecordingInfo, labels: Path | None = No
     with locate_errors(rel):
         values, inside, names = _load_arrays(path, info.variable)
         info = _name_channels(info, names, values.shape)
+        if inside is not None and inside.size == 1:
+            info, inside = _add_class(info, inside), None
         if values.dtype.kind not in "iuf" or values.ndim not in {1, 2, 3} or values.size == 0:
             problem = f"is an array of {values.ndim} dimensions of {values.dtype}"
             wanted = "expected [samples, channels], or [epochs, channels, samples]"
@@ -87,6 +89,12 @@ def _name_channels(
     if info.channels or len(names) not in shape:
         return info
     return replace(info, channels={name: (name, "") for name in names})
+
+
+def _add_class(info: RecordingInfo, label: np.ndarray) -> RecordingInfo:
+    """`info` with the only label of a file, which is the class of the whole recording."""
+    name = _name_class(label.item())
+    return replace(info, attributes={"label": name, **info.attributes}) if name else info
 
 
 def find_rate(path: Path) -> float | None:
@@ -369,7 +377,7 @@ def _load_arrays(path: Path, variable: str) -> NumpyContent:
 def _name_labels(arrays: Mapping[str, np.ndarray]) -> set[str]:
     """Which arrays are labels by their names: vectors, and tables beside epochs."""
     most = 2 if any(array.ndim == 3 for array in arrays.values()) else 1
-    return {n for n in arrays if n.lower() in ARRAY_LABELS and 0 < arrays[n].ndim <= most}
+    return {n for n in arrays if n.lower() in ARRAY_LABELS and arrays[n].ndim <= most}
 
 
 def _may_be_samples(array: np.ndarray) -> bool:
@@ -438,6 +446,7 @@ def read_mat(path: Path, rel: str, info: RecordingInfo, labels: Path | None = No
                 classes = _read_trial_labels(labels, len(trials))
             info = _read_names(path, info, next(iter(trials.values())))
             return _make_trials(trials, rel, info, classes)
+        info = _add_matlab_class(path, info)
         values, names = find_samples(path, info)
         if names:
             info = _name_channels(info, names, values.shape)
@@ -485,7 +494,15 @@ def _read_names(path: Path, info: RecordingInfo, values: np.ndarray) -> Recordin
     """
     words = NAME_WORDS if values.ndim == 3 else NAME_WORDS | {"label", "labels"}
     names = _check_names(matlab.read_texts(path, words))
-    return _name_channels(info, names, values.shape)
+    is_class = names == (info.attributes.get("label"),)
+    return info if is_class else _name_channels(info, names, values.shape)
+
+
+def _add_matlab_class(path: Path, info: RecordingInfo) -> RecordingInfo:
+    """As `_add_class`, of a number or a text in a file of MATLAB; a cell is the name of a channel."""
+    number = matlab.read_vector(path, ARRAY_LABELS, 1)
+    label = np.array(matlab.read_texts(path, LABEL_WORDS, {"text"})) if number is None else number
+    return _add_class(info, label) if label.size == 1 else info
 
 
 def _name_trials(trials: Iterable[str], labels: np.ndarray | None) -> list[str]:

@@ -23,8 +23,6 @@ from bitimely_core.recordings.mapping import ChannelFacts, LabelFile, strip_suff
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import find_only
 
-BIDS_FILES = (PARTICIPANTS, "dataset_description.json")
-
 COLUMNS = ("name", "type", "units", "status")  # of a channels table; the first must be there
 RATE, HEADERS, START = "SamplingFrequency", "Columns", "StartTime"
 MAX_DESCRIPTION = 1 << 20  # bytes
@@ -39,8 +37,10 @@ class Sidecars(NamedTuple):
 
 
 def is_bids(source: Source) -> bool:
-    """Whether a folder is one of BIDS."""
-    return any(name in source.files for name in BIDS_FILES)
+    """Whether a folder is one of BIDS: it says so, or lists participants called `sub-` in paths."""
+    if PARTICIPANTS not in source.files or "dataset_description.json" in source.files:
+        return "dataset_description.json" in source.files
+    return any("sub-" in rel for rel in source.files)
 
 
 def read_sidecars(source: Source, rel: str) -> Sidecars:
