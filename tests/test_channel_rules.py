@@ -517,7 +517,7 @@ def test_the_channels_table_of_bids_is_used(tmp_path: Path) -> None:
     assert list_points(first) == [(3.0, "5")]
     said = list_messages(report)
     assert "sampled at 100 Hz, the .json beside it states 500" in said
-    assert "'Pz' in 1 of 2 recordings, the channels table calls them bad" in said
+    assert "'Pz' in 1 of 2 recordings, their file or the channels table calls them bad" in said
 
 
 # --- K: files of one recording

@@ -74,6 +74,23 @@ def test_events_lie_where_the_samples_do(folder: Path, dated: bool) -> None:
     assert record.start_time == ("2001-09-09T01:47:00" if dated else None)
 
 
+@pytest.mark.parametrize("mapped", [False, True])
+def test_channels_that_a_file_calls_bad_are_left_out_unless_named(
+    folder: Path, mapped: bool
+) -> None:
+    raw = make_raw(60)
+    raw.info["bads"] = ["Pz"]
+    raw.save(folder / "a_raw.fif", verbose="ERROR")
+    options = write_map(folder, 'channels = ["Pz"]') if mapped else {}
+    record = read_folder(folder, **options)["a_raw"]
+    rest = [name for name in raw.ch_names if name != "Pz"]
+    assert [s.channel for s in record.signals] == (["Pz"] if mapped else rest)
+    if not mapped:
+        report = ingest("generic", folder, folder.parent / "cache")
+        said = [reason["message"] for reason in report["reasons"]]
+        assert any("'Pz' in 1 of 1 recordings, their file" in message for message in said)
+
+
 @pytest.mark.parametrize("naming", ["neuromag", "bids"])
 def test_a_split_file_is_one_recording(folder: Path, naming: str) -> None:
     raw = make_raw(2000, seed=1)

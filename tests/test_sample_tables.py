@@ -831,6 +831,17 @@ FORMS = {
         lines("1544027010.00\n1.0\n", lambda _, v: f"{v}"),
         [("HR", "bpm", 1)],
     ),
+    "OpenBCI (before version 5)": (
+        "a.txt",
+        lines(
+            "%OpenBCI Raw EEG Data\n%Number of channels = 8\n%Sample Rate = 250.0 Hz\n"
+            "%First Column = SampleIndex\n%Last Column = Timestamp\n",
+            lambda i, v: (
+                f"{i % 256}, {v}, 1, 2, 3, 4, 5, 6, 7, 0.0, 0.0, 0.9, 12:00:0{i / 250:.3f}, 1"
+            ),
+        ),
+        [(f"EXG Channel {number}", "uV", 250) for number in range(8)],
+    ),
     "OpenSignals": ("a.txt", lines(SIGNALS, lambda i, v: f"{i}\t0\t{v}\t"), [("ECG", "", 500)]),
     "Polar": (
         "a.txt",
@@ -904,6 +915,16 @@ FORMS = {
             lambda i, v: f"2020-06-01 10:{i // 240:02d}:{i % 240 / 4:06.3f},0.5,{v},{-v},90,",
         )
         + "2020-06-01 10:01:14.750,,,,,/muse/elements/blink\n",
+        [("RAW_TP9", "uV", 4), ("RAW_AF7", "uV", 4)],
+    ),
+    "Mind Monitor (Muse) with decimal commas": (
+        "a.csv",
+        lines(
+            "TimeStamp;RAW_TP9;RAW_AF7;Elements\n",
+            lambda i, v: (
+                f"2020-06-01 10:{i // 240:02d}:{i % 240 / 4:06.3f};{comma(v)};{comma(-v)};"
+            ),
+        ),
         [("RAW_TP9", "uV", 4), ("RAW_AF7", "uV", 4)],
     ),
     "Emotiv": (

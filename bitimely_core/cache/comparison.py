@@ -79,7 +79,7 @@ def summarize_left_out(entries: Mapping[str, CachedUnit]) -> Iterator[Finding]:
         "codes": "they hold codes, which are points in time now (view `points`)",
         "labels": "they hold labels, whose whole numbers are annotations now",
         "no signal": "they are no signals of a body",
-        "bad": "the channels table calls them bad",
+        "bad": "their file or the channels table calls them bad",
     }
     for reason, names in counts.items():
         listed = [f"{name} in {count}" for name, count in names.most_common()]

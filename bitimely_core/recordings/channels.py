@@ -204,7 +204,7 @@ def list_left_out(names: Iterable[str], info: RecordingInfo) -> list[LeftOutChan
     for name in names:
         kind, _, is_bad = info.facts.get(name, NO_FACTS)
         if is_bad:
-            left_out.append(LeftOutChannel(name, BAD_CHANNEL, "is bad by the channels table"))
+            left_out.append(LeftOutChannel(name, BAD_CHANNEL, "is marked as bad"))
         elif holds_codes(name, info):
             left_out.append(LeftOutChannel(name, CODE_CHANNEL, "holds codes"))
         elif holds_labels(name, info, LABELS):

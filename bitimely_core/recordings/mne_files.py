@@ -23,7 +23,7 @@ import numpy as np
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text
 from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.formats.text import sanitize_label
-from bitimely_core.recordings.mapping import RecordingInfo, find_suffix, strip_suffix
+from bitimely_core.recordings.mapping import ChannelFacts, RecordingInfo, find_suffix, strip_suffix
 from bitimely_core.recordings.pieces import name_epochs, place_in_row, report_epochs
 from bitimely_core.recordings.selection import make_record
 from bitimely_core.system_errors import raise_system_error
@@ -61,6 +61,7 @@ UNNAMED = {"unknown", "boundary"}  # names of mne and of EEGLAB for what is no e
 # annotations where two recordings meet, and of a pause that is filled with zeros
 JOINTS = {"boundary", "New Segment/", "BAD boundary", "EDGE boundary"}
 PAUSE = "BAD_ACQ_SKIP"
+BAD_CHANNEL = ChannelFacts("", bad=True)
 
 
 class MneContent(NamedTuple):
@@ -89,7 +90,9 @@ def read_mne(path: Path, rel: str, info: RecordingInfo) -> Record:
         else:
             content = _read_content(path)
     signals = _make_signals(content, stated)
-    info = replace(info, notes=(*info.notes, *content.events))
+    bad = {sanitize_label(name): BAD_CHANNEL for name in content.info["bads"]}
+    notes = (*info.notes, *content.events)
+    info = replace(info, notes=notes, facts=bad | info.facts)
     start = content.start.replace(tzinfo=None) if content.start else None
     return make_record(rel, info, signals, content.notes, content.findings, start)
 
