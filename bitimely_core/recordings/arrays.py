@@ -59,8 +59,7 @@ def read_npy(path: Path, rel: str, info: RecordingInfo, labels: Path | None = No
     with locate_errors(rel):
         values, inside, names = _load_arrays(path, info.variable)
         info = _name_channels(info, names, values.shape)
-        if inside is not None and inside.size == 1:
-            info, inside = _add_class(info, inside), None
+        info, inside = _add_class(info, inside)
         if values.dtype.kind not in "iuf" or values.ndim not in {1, 2, 3} or values.size == 0:
             problem = f"is an array of {values.ndim} dimensions of {values.dtype}"
             wanted = "expected [samples, channels], or [epochs, channels, samples]"
@@ -91,10 +90,16 @@ def _name_channels(
     return replace(info, channels={name: (name, "") for name in names})
 
 
-def _add_class(info: RecordingInfo, label: np.ndarray) -> RecordingInfo:
-    """`info` with the only label of a file, which is the class of the whole recording."""
-    name = _name_class(label.item())
-    return replace(info, attributes={"label": name, **info.attributes}) if name else info
+def _add_class(
+    info: RecordingInfo, labels: np.ndarray | None
+) -> tuple[RecordingInfo, np.ndarray | None]:
+    """`info` with the only label of a file, the class of the whole recording; and `labels` where
+    they are several.
+    """
+    if labels is None or labels.size != 1:
+        return info, labels
+    name = _name_class(labels.item())
+    return replace(info, attributes={"label": name, **info.attributes}) if name else info, None
 
 
 def find_rate(path: Path) -> float | None:
@@ -499,10 +504,10 @@ def _read_names(path: Path, info: RecordingInfo, values: np.ndarray) -> Recordin
 
 
 def _add_matlab_class(path: Path, info: RecordingInfo) -> RecordingInfo:
-    """As `_add_class`, of a number or a text in a file of MATLAB; a cell is the name of a channel."""
+    """As `_add_class`, by a number or a text of MATLAB; a cell is the name of a channel."""
     number = matlab.read_vector(path, ARRAY_LABELS, 1)
     label = np.array(matlab.read_texts(path, LABEL_WORDS, {"text"})) if number is None else number
-    return _add_class(info, label) if label.size == 1 else info
+    return _add_class(info, label)[0]
 
 
 def _name_trials(trials: Iterable[str], labels: np.ndarray | None) -> list[str]:
