@@ -37,10 +37,9 @@ class Sidecars(NamedTuple):
 
 
 def is_bids(source: Source) -> bool:
-    """Whether a folder is one of BIDS: it says so, or lists participants called `sub-` in paths."""
-    if PARTICIPANTS not in source.files or "dataset_description.json" in source.files:
-        return "dataset_description.json" in source.files
-    return any("sub-" in rel for rel in source.files)
+    """Whether a folder is one of BIDS: it says so, or lists participants of files called `sub-`."""
+    has_participants = PARTICIPANTS in source.files and any("sub-" in rel for rel in source.files)
+    return "dataset_description.json" in source.files or has_participants
 
 
 def read_sidecars(source: Source, rel: str) -> Sidecars:
