@@ -98,8 +98,12 @@ def convolve(x: Array, group: KernelGroup) -> Iterator[Array]:
     half = (TAPS - 1) // 2 * group.dilation
     length = x.shape[1]
     s = np.pad(x[:, :, group.channels].sum(2), ((0, 0), (half, half)))
-    taps = [s[:, k * group.dilation : k * group.dilation + length] for k in range(TAPS)]
-    base, tripled = -np.sum(taps, axis=0), [3 * tap for tap in taps]
+    places = [slice(k * group.dilation, k * group.dilation + length) for k in range(TAPS)]
+    base = -s[:, places[0]]
+    for place in places[1:]:
+        base -= s[:, place]
+    s *= 3
+    tripled = [s[:, place] for place in places]
     pair, before = np.empty_like(base), (-1, -1)
     response = np.empty_like(base)
     for number, (a, b, c) in zip(group.patterns, PATTERNS[group.patterns].tolist(), strict=True):
@@ -134,11 +138,12 @@ def compute_features(x: Array, groups: list[KernelGroup]) -> Array:
         block, column = x[start : start + size], 0
         for group in groups:
             for response, biases in zip(convolve(block, group), group.biases, strict=True):
-                # a product counts fastest
-                ones = np.ones(response.shape[1], np.float32)
+                above, samples = np.empty(response.shape, bool), response.shape[1]
                 for bias in biases:
-                    above = np.greater(response, bias).astype(np.float32) @ ones
-                    features[start : start + size, column] = above / len(ones)
+                    np.greater(response, bias, out=above)
+                    # sums of bytes count fastest
+                    counts = above.view(np.uint8).sum(1, dtype=np.min_scalar_type(samples))
+                    features[start : start + size, column] = counts / samples
                     column += 1
     return features
 
