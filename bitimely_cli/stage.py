@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from bitimely_core.errors import UserError
-from bitimely_core.pipeline.plan import run_training
+from bitimely_core.pipeline.stage_actions import run_training
 from bitimely_core.system_errors import find_system_error
 from bitimely_core.train.distributed import claim_report, find_lost_peer
 

@@ -72,15 +72,17 @@ def list_sections() -> dict[str, list[tuple[str, str]]]:
     objectives, the other sections.
     """
     sections = {"Models: all": list_fields(ModelConfig, "model")}
-    for kind in dict.fromkeys(find_model_config(name) for name in registry.models):
-        owners = [name for name in registry.models if find_model_config(name) is kind]
+    for kind in dict.fromkeys(find_model_config(name) for name in sorted(registry.models)):
+        owners = [name for name in sorted(registry.models) if find_model_config(name) is kind]
         sections[f"Models: {', '.join(owners)}"] = list_fields(kind, "model", ModelConfig)
     for name, entry in sorted(registry.methods.items()):
         title = f"Methods without a network: {name}"
         sections[title] = list_fields(entry.facts.config, "model", ModelConfig)
     sections["Objectives: all"] = list_fields(ObjectiveConfig, "objective")
-    for kind in dict.fromkeys(find_objective_config(name) for name in registry.objectives):
-        owners = [name for name in registry.objectives if find_objective_config(name) is kind]
+    for kind in dict.fromkeys(find_objective_config(name) for name in sorted(registry.objectives)):
+        owners = [
+            name for name in sorted(registry.objectives) if find_objective_config(name) is kind
+        ]
         sections[f"Objectives: {', '.join(owners)}"] = list_fields(
             kind, "objective", ObjectiveConfig
         )

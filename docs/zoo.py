@@ -16,7 +16,7 @@ MARK = "<!-- measured by docs/zoo.py: {} -->"
 def main(home: Path, recipe: str = "zoo", view: str = "staging") -> None:
     """Read the scores and write the table."""
     from bitimely_core import pipeline
-    from bitimely_core.pipeline.plan import list_matrix_points
+    from bitimely_core.pipeline.cells import list_matrix_points
 
     rows = [
         "| model | parameters | objective | accuracy (95 % over subjects) | macro AUROC |",

@@ -599,7 +599,7 @@ def test_a_stage_of_several_devices_trains_under_a_launcher(
     plan = plan_experiment(pipeline.load(str(path)), "one", tmp_path, assignments=[], devices=2)
     trained: list[str] = []
     monkeypatch.setattr(
-        "bitimely_core.pipeline.plan.run_training",
+        "bitimely_core.pipeline.stage_actions.run_training",
         lambda verb, arguments, **_: trained.append(arguments["run"]) or {},
     )
     monkeypatch.setenv("WORLD_SIZE", "1")

@@ -17,8 +17,9 @@ from bitimely_core import registry
 from bitimely_core.config import parse_assignments
 from bitimely_core.errors import Exit, unknown_name_error, usage_error
 from bitimely_core.pipeline import costs, families, graph, stage_workers
+from bitimely_core.pipeline.cells import ExperimentPlan, join_names
 from bitimely_core.pipeline.graph import StageState
-from bitimely_core.pipeline.plan import ExperimentPlan, join_names, plan_experiment
+from bitimely_core.pipeline.plan import plan_experiment
 from bitimely_core.recipe import Recipe, check_settings, load_recipe, replace_preset
 from bitimely_core.registry import Choices
 from bitimely_core.store.workspace import locate_new

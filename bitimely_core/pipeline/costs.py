@@ -25,7 +25,7 @@ from bitimely_core.config import (
     read_toml,
 )
 from bitimely_core.errors import UserError, unknown_name_error
-from bitimely_core.pipeline.plan import DEFAULT_MODEL, ExperimentPlan, TrainingStage
+from bitimely_core.pipeline.cells import DEFAULT_MODEL, ExperimentPlan, TrainingStage
 from bitimely_core.progress import report_progress
 from bitimely_core.store import manifests, storage
 from bitimely_core.store.workspace import find_data_kind, locate, name_tokens, parse_view

@@ -25,7 +25,7 @@ from bitimely_core.evaluate.verdicts import (
 )
 from bitimely_core.methods.signal import list_measures
 from bitimely_core.page import rename_units
-from bitimely_core.pipeline.plan import ExperimentPlan
+from bitimely_core.pipeline.cells import ExperimentPlan
 from bitimely_core.recipe import Recipe, RegisteredFamily
 from bitimely_core.report.families_page import make_families_page
 from bitimely_core.report.renderer import write_report

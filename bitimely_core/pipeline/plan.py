@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import itertools
-import json
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from bitimely_core import registry, workflows
 from bitimely_core.config import DataConfig, Section, load_preset, merge_layers, validate
-from bitimely_core.errors import Exit, Reason, UserError, hide_credentials, input_error, usage_error
+from bitimely_core.errors import Reason, hide_credentials, input_error, usage_error
 from bitimely_core.evaluate import METRICS, NAMES
-from bitimely_core.pipeline.graph import SUCCEEDED, Node, StageResult, StageState, States
+from bitimely_core.pipeline import stage_actions
+from bitimely_core.pipeline.cells import (
+    DEFAULT_MODEL,
+    FINETUNE_FLAGS,
+    CellTrainings,
+    ExperimentCell,
+    ExperimentPlan,
+    StageOwner,
+    TableEntry,
+    TrainingStage,
+    join_names,
+    list_cells,
+)
+from bitimely_core.pipeline.graph import Node, StageResult, States
 from bitimely_core.privacy import format_count
-from bitimely_core.recipe import AnalyzeStage, Recipe, RecipeBlock, RecipeStage, TuningStage
-from bitimely_core.report.recipe_results import ResultPlan, read_paper, write_results
-from bitimely_core.report.recipe_tables import PlannedCell
-from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.recipe import AnalyzeStage, Recipe, RecipeBlock, RecipeStage
+from bitimely_core.report.recipe_results import read_paper
 from bitimely_core.store.workspace import (
     find_data_kind,
     locate,
@@ -28,190 +35,14 @@ from bitimely_core.store.workspace import (
     name_tokens,
     parse_view,
 )
-from bitimely_core.types import group_by
-from bitimely_core.workflows.jobs import Flags, TrainingResult
-from bitimely_core.workflows.prepare import make_windows_opener
+from bitimely_core.workflows.jobs import Flags
 
-# they leave the pre-training as it is: it is shared
-FINETUNE_FLAGS = {"readout", "layers", "freeze", "from_scratch", "fraction"}
 # sections of the settings of a cell that its fine-tunings read
 FINETUNE_SECTIONS = ("train", "finetune", "tune")
-DEFAULT_MODEL = "bitimelygpt"
 # options of an analysis that its verb takes as arguments
 MODEL_OPTIONS = {"model", "objective", "preset"}
 # option of an analysis: the report of an analysis of the recipe, by its kind
 OWN_REPORT = "report:"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExperimentCell:
-    """One row of the table under one seed."""
-
-    arm: str
-    values: Flags  # its point of the matrix
-    flags: Flags
-    set: Flags = field(default_factory=dict)  # settings without a flag
-
-    @property
-    def row(self) -> str:
-        """The row of the table that it belongs to: all but the seed."""
-        return " ".join(
-            filter(
-                None,
-                [self.arm, *(str(value) for key, value in self.values.items() if key != "seed")],
-            )
-        )
-
-    @property
-    def seed(self) -> int:
-        """The seed of its trainings."""
-        return int(self.flags.get("seed", 0))
-
-    def tune(self, tuning: TuningStage, matrix: Mapping[str, tuple[Any, ...]]) -> ExperimentCell:
-        """The cell that chooses the learning rates of its arm: the seed of `tuning`, the first
-        value of what the fine-tuning alone reads.
-        """
-        first = {key: matrix[key][0] for key in self.values if key in FINETUNE_FLAGS} | {
-            "seed": tuning.seed
-        }
-        return replace(self, values={**self.values, **first}, flags={**self.flags, **first})
-
-    def name(self, *, pretraining: bool = False) -> str:
-        """The values that tell it from other cells; of the pre-training only those that matter to
-        it.
-        """
-        values = [
-            name_value(value)
-            for key, value in self.values.items()
-            if not (pretraining and key in FINETUNE_FLAGS)
-        ]
-        is_initial = pretraining and self.flags.get("from_scratch")
-        return join_names(self.arm, *values, "init" if is_initial else "")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingStage:
-    """A training of a recipe: the verb and its arguments. `source` and `data` belong to
-    fine-tuning, `preset` and `budget` to pre-training.
-    """
-
-    verb: str
-    run: str
-    flags: Flags
-    assignments: tuple[str, ...]
-    needs: tuple[str, ...] = ()
-    source: str | None = None
-    data: str | None = None
-    preset: str | None = None
-    budget: str | None = None
-    rate_from: str | None = None  # run whose chosen learning rate it takes
-
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of the verb."""
-        start = (
-            {"source": self.source, "data": self.data}
-            if self.verb == "finetune"
-            else {"preset": self.preset, "budget": self.budget}
-        )
-        return {
-            **start,
-            "run": self.run,
-            "flags": self.flags,
-            "assignments": list(self.assignments),
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class CellTrainings:
-    """A cell in one block, and what its trainings share."""
-
-    block: RecipeBlock  # of several test folds: with the settings of one
-    cell: ExperimentCell
-    common: Flags  # flags of all its trainings
-    # view, "" for the pre-training -> run whose chosen learning rate its training takes
-    rate_runs: Mapping[str, str]
-
-
-class StageOwner(NamedTuple):
-    """The cell that a stage belongs to, and the text that `--only` searches: its block, row,
-    values, and of a fine-tuning its data.
-    """
-
-    cell: str
-    search_text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableEntry:
-    """A cell of the table of results: the run behind it, or why the recipe excludes it."""
-
-    row: str
-    column: str
-    seed: int
-    run: str | None = None
-    stage: str = ""  # label of its evaluation
-    why: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExperimentPlan:
-    """The stages of a recipe, and the cells of its table."""
-
-    name: str
-    recipe: Recipe
-    nodes: dict[str, Node] = field(default_factory=dict)
-    # label of a stage that belongs to one cell -> that cell
-    owners: dict[str, StageOwner] = field(default_factory=dict)
-    trainings: dict[str, TrainingStage] = field(default_factory=dict)
-    table: list[TableEntry] = field(default_factory=list)
-
-    def pretraining_of(self, label: str) -> TrainingStage:
-        """The pre-training behind a training, or itself."""
-        training = self.trainings[label]
-        return (
-            self.trainings[f"pretrain {training.source}"]
-            if training.verb == "finetune"
-            else training
-        )
-
-    def model_name(self, label: str) -> str:
-        """The model of a training."""
-        return str(self.pretraining_of(label).flags.get("model", {}).get("name", DEFAULT_MODEL))
-
-
-def join_names(*parts: str | None) -> str:
-    """The parts that are not empty, joined by hyphens: a name in the workspace."""
-    return "-".join(filter(None, parts))
-
-
-def name_value(value: object) -> str:
-    """A value of a matrix as a part of names: `sleep-edf/staging` -> `sleep-edf-staging`."""
-    return re.sub(r"[^A-Za-z0-9._+-]+", "-", str(value)).strip("-")
-
-
-def list_matrix_points(recipe: Recipe) -> Iterator[Flags]:
-    """The product of `[matrix]`: one dict of flags a cell; a recipe without a matrix is one
-    cell.
-    """
-    names = list(recipe.matrix)
-    for values in itertools.product(*(recipe.matrix[n] for n in names)):
-        yield dict(zip(names, values, strict=True))
-
-
-def _list_cells(recipe: Recipe) -> Iterator[ExperimentCell]:
-    """Every arm at every point of the matrix."""
-    arms = [
-        (arm.name, arm.model_dump(exclude_none=True, exclude={"name", "set"}), arm.set)
-        for arm in recipe.arm
-    ] or [("", {}, {})]
-    for (name, arm_flags, settings), values in itertools.product(arms, list_matrix_points(recipe)):
-        flags = {**arm_flags, **values}
-        model = registry.models[flags.get("model") or recipe.pretrain.model or DEFAULT_MODEL]
-        # no pre-training of a model that could have one
-        if flags.get("objective") == "none" != model.facts.objective:
-            flags |= {"objective": None, "from_scratch": True}
-        chosen = {key: value for key, value in flags.items() if value is not None}
-        yield ExperimentCell(arm=name, values=values, flags=chosen, set=settings)
 
 
 def plan_experiment(
@@ -407,7 +238,7 @@ class PlanBuilder:
         recipe = self.recipe
         blocks = recipe.block or (RecipeBlock(),)
         views = list(itertools.chain.from_iterable(_views(recipe, block) for block in blocks))
-        for block, cell in itertools.product(blocks, _list_cells(recipe)):
+        for block, cell in itertools.product(blocks, list_cells(recipe)):
             for fold in recipe.folds or (None,):
                 self.add_cell(block, cell, views, fold)
 
@@ -605,7 +436,7 @@ class PlanBuilder:
             settings["rate_from"] = training.rate_from
             needs = (*needs, f"{training.verb} {training.rate_from}")
         self.plan.trainings.setdefault(label, training)
-        call = partial(_train, training, self.workspace, self.devices)
+        call = partial(stage_actions.train, training, self.workspace, self.devices)
         output = locate_new(self.workspace, "runs", training.run) / "run.json"
         return self.add(
             Node(label=label, settings=settings, call=call, output=output, needs=needs), owner
@@ -710,7 +541,7 @@ class PlanBuilder:
         """The page of statistics, after all tokens."""
         tokens = tuple(label for label in self.plan.nodes if label.startswith("tokenize "))
         settings: Flags = {"views": self.recipe.statistics}
-        call = partial(_write_statistics, self.recipe, self.plan.name, self.workspace)
+        call = partial(stage_actions.write_statistics, self.recipe, self.plan.name, self.workspace)
         node = Node(label="statistics", settings=settings, call=call, output=output, after=tokens)
         self.add(node)
 
@@ -718,7 +549,7 @@ class PlanBuilder:
         """The page of results, after all evaluations."""
         table, evaluate = self.plan.table, self.recipe.evaluate
         stages = tuple(entry.stage for entry in table if entry.stage)
-        call = partial(_write_results, self.plan, self.workspace, leak_free)
+        call = partial(stage_actions.write_result_page, self.plan, self.workspace, leak_free)
         settings: Flags = {
             "table": [[entry.row, entry.column, entry.seed, entry.run] for entry in table],
             "paper": self.recipe.paper,
@@ -773,110 +604,3 @@ def _reads_runs(analysis: AnalyzeStage) -> bool:
 
 def _set_fields(section: Section) -> Flags:
     return section.model_dump(exclude_unset=True, exclude_none=True)
-
-
-def _train(training: TrainingStage, workspace: Path, devices: int, _: States) -> StageResult:
-    if training.rate_from is not None:
-        search = RunRecord.load(locate(workspace, "runs", training.rate_from) / "run.json")
-        rate = search.tuning.lr if search.tuning else search.settings.train.lr
-        training = replace(training, flags=merge_layers(training.flags, {"train": {"lr": rate}}))
-    if devices > 1:
-        from bitimely_core.train.distributed import launch
-
-        code = launch(
-            [training.verb, str(workspace), json.dumps(training.arguments())],
-            devices,
-            module="bitimely_cli.stage",
-        )
-        if code:
-            raise UserError(
-                Reason.INCOMPLETE,
-                f"exit code {code}",
-                f"expected 0 of all {devices} processes",
-                file=training.run,
-                exit_code=Exit(code),
-            )
-        if code is not None:  # None: a launcher has started this process as one of several
-            return StageResult()
-    result = run_training(training.verb, training.arguments(), workspace=workspace)
-    return StageResult(is_new=result.get("trained") is not False)
-
-
-def run_training(verb: str, arguments: Flags, *, workspace: Path) -> TrainingResult:
-    """`workflows.pretrain` or `workflows.finetune` with the arguments of a stage."""
-    run = workflows.finetune if verb == "finetune" else workflows.pretrain
-    return run(**arguments, workspace=workspace)
-
-
-def _write_results(
-    plan: ExperimentPlan, workspace: Path, leak_free: bool, states: States
-) -> StageResult:
-    """The page of results: every cell of the table, with its state."""
-    recipe, margin = plan.recipe, plan.recipe.evaluate.margin
-    title, variant = recipe.title, ""
-    if leak_free:
-        title, variant = f"{title} (leak-free variant)", "The leak-free variant"
-    elif recipe.literal:
-        variant = "As the paper has it; --leak-free for the other variant"
-    write_results(
-        ResultPlan(
-            name=plan.name,
-            cells=_find_states(plan, states),
-            title=title,
-            description=". ".join(filter(None, [recipe.description, variant])),
-            paper=recipe.paper,
-            columns=recipe.evaluate.columns,
-            margins={"": margin} if isinstance(margin, float) else margin or {},
-        ),
-        workspace=workspace,
-        out=workspace / "reports" / plan.name,
-        open_windows=make_windows_opener(workspace),
-    )
-    return StageResult()
-
-
-def _find_states(plan: ExperimentPlan, states: States) -> list[PlannedCell]:
-    """The cells of the table with their states. The test folds of one cell are its runs."""
-    folds = group_by(plan.table, lambda entry: (entry.row, entry.column, entry.seed))
-    cells = []
-    for place, entries in folds.items():
-        missing = [
-            entry for entry in entries if entry.run and states[entry.stage].state not in SUCCEEDED
-        ]
-        if why := entries[0].why:
-            cells.append(PlannedCell(*place, state="left out", detail=why))
-        elif missing:
-            cause = _find_cause(plan, missing[0].stage, states)
-            count = f"{len(missing)} of {len(entries)} folds, the first: "
-            detail = (count if len(entries) > 1 else "") + cause.detail
-            cells.append(PlannedCell(*place, state=cause.state, detail=detail))
-        else:
-            runs = tuple(entry.run for entry in entries if entry.run)
-            cells.append(PlannedCell(*place, state="done", runs=runs))
-    return cells
-
-
-def _find_cause(plan: ExperimentPlan, stage: str, states: States) -> StageState:
-    """The state of the first stage that failed or was not run, of all that `stage` depends on."""
-    for label in _list_needs(plan, stage):
-        if states[label].state in {"failed", "not run"}:
-            return states[label]
-    return states[stage]
-
-
-def _list_needs(plan: ExperimentPlan, label: str) -> Iterator[str]:
-    """All stages that `label` depends on, the first first, and itself."""
-    for need in plan.nodes[label].needs:
-        yield from _list_needs(plan, need)
-    yield label
-
-
-def _write_statistics(recipe: Recipe, name: str, workspace: Path, states: States) -> StageResult:
-    workflows.statistics(
-        recipe.statistics,
-        title=recipe.title,
-        description=recipe.description,
-        workspace=workspace,
-        out=workspace / "reports" / name,
-    )
-    return StageResult()
