@@ -20,7 +20,8 @@ from side_by_side import Row, make_parser, report
 
 from bitimely_core import models, objectives
 from bitimely_core.config import TrainConfig
-from bitimely_core.train.loop import fit, group_parameters
+from bitimely_core.train.loop import fit
+from bitimely_core.train.optimizer import group_parameters
 from bitimely_core.types import Batch
 
 ROWS, SAMPLES, CHANNELS = 16, 3000, 2

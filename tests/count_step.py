@@ -192,6 +192,7 @@ def count(
     from bitimely_core import models, objectives, registry
     from bitimely_core.ops import operator, retention
     from bitimely_core.train import loop, losses
+    from bitimely_core.train.optimizer import group_parameters
     from bitimely_core.types import Batch
 
     shape: dict[str, Any] = models.default_shape(preset)
@@ -238,7 +239,7 @@ def count(
             )
         else:
             data = Batch(torch.randn(batch, T, shape["channels"]))
-        groups = loop.group_parameters(model, 0.01)
+        groups = group_parameters(model, 0.01)
         names = [n for group in groups for n in group.pop("names")]
         optimizer = torch.optim.AdamW(groups, lr=1e-4, foreach=False)
         optimizer.step = lambda: None  # type: ignore[method-assign,assignment]  # fused on CUDA: added below

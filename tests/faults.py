@@ -19,7 +19,7 @@ from bitimely_core import workflows
 from bitimely_core.errors import UserError
 from bitimely_core.pipeline import graph
 from bitimely_core.store import storage
-from bitimely_core.train import loop
+from bitimely_core.train import loop, micro_batches, step_log, validation
 
 OPERATIONS = (
     "os_open",
@@ -79,8 +79,8 @@ def stopped_clock() -> Iterator[None]:
         perf_counter=lambda: 0.0, monotonic=lambda: 0.0, time=lambda: 1e9, sleep=lambda _: None
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "time", clock)
-        patch.setattr(graph, "time", clock)
+        for module in (loop, micro_batches, step_log, validation, graph):
+            patch.setattr(module, "time", clock)
         patch.setattr(storage.secrets, "token_bytes", bytes)
         yield
 

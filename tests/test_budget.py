@@ -14,7 +14,7 @@ from test_checkpoint_choice import Killed, Point, approach
 from test_train import Rows
 
 from bitimely_core.config import TrainConfig, validate
-from bitimely_core.train import budget, loop
+from bitimely_core.train import budget, checkpoints, loop, micro_batches, step_log, validation
 from bitimely_core.train.metrics_log import LogLine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -35,7 +35,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (budget, loop):
+    for module in (budget, loop, micro_batches, step_log, validation):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -117,7 +117,7 @@ def test_a_stopped_training_has_what_is_left(clock: Clock, tmp_path: Path) -> No
     assert result["resumed"] == 114  # of an epoch of 6
     spent = clock.now - began - 1000
     assert 28.5 < spent <= 30 + 8 * STEP, "and the steps since the checkpoint once more"
-    meta = loop.load_latest_checkpoint(tmp_path).meta
+    meta = checkpoints.load_latest_checkpoint(tmp_path).meta
     assert (meta.finished, meta.step, meta.total) == (True, result["steps"], result["steps"])
     again, lines = train(clock, tmp_path)
     assert (again["steps"], again["resumed"], lines) == (result["steps"], result["steps"], [])

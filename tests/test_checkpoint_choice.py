@@ -20,7 +20,7 @@ from bitimely_cli.main import main
 from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.store.records import read_result_table
-from bitimely_core.train import loop, metrics_log
+from bitimely_core.train import checkpoints, loop, metrics_log
 from bitimely_core.train.state import LOWEST_LOSS, Criterion
 from bitimely_core.types import Batch
 
@@ -110,7 +110,7 @@ def undisturbed(
 
 
 def stored(folder: Path) -> tuple[bytes, bytes]:
-    last = loop.load_latest_checkpoint(folder)
+    last = checkpoints.load_latest_checkpoint(folder)
     assert last is not None
     assert last.meta.finished
     return (folder / "model" / "model.safetensors").read_bytes(), (

@@ -108,7 +108,7 @@ def test_nothing_but_damage_is_exit_5_and_changes_nothing(stopped: Path) -> None
     assert len(refused.value.details) == 2
     assert sorted(path.relative_to(stopped) for path in stopped.rglob("*")) == before
     with pytest.raises(UserError):
-        loop.load_latest_checkpoint(stopped)
+        checkpoints.load_latest_checkpoint(stopped)
 
 
 def test_every_damage_is_noticed(stopped: Path) -> None:
@@ -142,14 +142,14 @@ def test_two_files_swapped_between_checkpoints_are_noticed(stopped: Path) -> Non
     a.write_bytes(second)
     b.write_bytes(first)
     with pytest.raises(UserError) as refused:
-        loop.load_latest_checkpoint(stopped)
+        checkpoints.load_latest_checkpoint(stopped)
     assert refused.value.exit_code == Exit.INTEGRITY
 
 
 def test_a_touched_checkpoint_is_intact(stopped: Path) -> None:
     for path in stopped.rglob("*"):
         os.utime(path, (4e9, 4e9))
-    latest = loop.load_latest_checkpoint(stopped)
+    latest = checkpoints.load_latest_checkpoint(stopped)
     assert latest is not None
     assert latest.step == 9
 

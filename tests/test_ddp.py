@@ -35,7 +35,7 @@ from bitimely_core.errors import Exit, Reason, UserError, input_error
 from bitimely_core.models.tokenizers import FIRST
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.system_errors import is_later_process
-from bitimely_core.train import distributed, gradients, loop, metrics_log
+from bitimely_core.train import checkpoints, distributed, gradients, loop, metrics_log
 from bitimely_core.train.devices import select_device
 from bitimely_core.train.distributed import barrier, get_rank, get_world_size, is_resuming, launch
 from bitimely_core.types import Batch
@@ -384,7 +384,7 @@ def test_another_number_of_processes_continues(forge: Forge, tmp_path: Path) -> 
     assert together(forge, tmp_path / "one", 1) == [0]
     codes = together(forge, tmp_path / "mixed", 2, objective="terminated_at_step_3")
     assert codes == [Exit.TERMINATED, Exit.TERMINATED]
-    saved = loop.load_latest_checkpoint(tmp_path / "mixed" / "run")
+    saved = checkpoints.load_latest_checkpoint(tmp_path / "mixed" / "run")
     assert saved is not None
     assert (saved.step, saved.meta.processes) == (3, 2)
     assert together(forge, tmp_path / "mixed", 1) == [0]
@@ -442,7 +442,7 @@ def test_a_killed_process_ends_the_others_and_loses_nothing(
     assert time.monotonic() - begun < 10
     words = json.loads((tmp_path / "killed" / "rank0.json").read_text())
     assert f"process 0 of {world} has lost another one" in words
-    saved = loop.load_latest_checkpoint(tmp_path / "killed" / "run")
+    saved = checkpoints.load_latest_checkpoint(tmp_path / "killed" / "run")
     assert saved is not None
     assert saved.step == 2
     assert together(forge, tmp_path / "killed", world) == [0] * world

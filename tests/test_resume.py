@@ -74,7 +74,7 @@ def state_of(folder: Path) -> tuple[bytes, bytes, bytes, list[Outcome]]:
     """What must be the same bit for bit: exported weights, weights and moments of the last
     checkpoint, the log but for speed.
     """
-    last = loop.load_latest_checkpoint(folder)
+    last = checkpoints.load_latest_checkpoint(folder)
     assert last is not None
     assert last.step == STEPS
     files = (
@@ -133,7 +133,7 @@ def test_a_kill_in_any_step_changes_nothing(
 ) -> None:
     with pytest.raises(Killed):
         run(tmp_path, stopping(at, kill, part=part), checkpoint_every=every)
-    saved = loop.load_latest_checkpoint(tmp_path)
+    saved = checkpoints.load_latest_checkpoint(tmp_path)
     assert (0 if saved is None else saved.step) == (at - 1) // (every or 6) * (every or 6)
     _, result = run(tmp_path, checkpoint_every=every)
     assert result["resumed"] == (None if saved is None else saved.step)
@@ -170,7 +170,7 @@ def test_a_signal_ends_the_step_saves_and_tells(
     assert f"after step {at} of 12" in stopped.value.problem
     assert "same command" in stopped.value.hint
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
-    saved = loop.load_latest_checkpoint(tmp_path)
+    saved = checkpoints.load_latest_checkpoint(tmp_path)
     assert saved is not None
     assert saved.step == at
     run(tmp_path)
@@ -202,7 +202,7 @@ def test_a_second_interrupt_stops_at_once_without_damage(straight: Any, tmp_path
     with pytest.raises(UserError) as stopped:
         run(tmp_path, stopping(4, twice), checkpoint_every=2)
     assert stopped.value.exit_code == Exit.INTERRUPTED
-    saved = loop.load_latest_checkpoint(tmp_path)
+    saved = checkpoints.load_latest_checkpoint(tmp_path)
     assert saved is not None
     assert saved.step == 2
     run(tmp_path)
@@ -371,7 +371,7 @@ def kills(forge: Forge, rounds: int, folder: Path, straight: Any, seed: int) -> 
         os.kill(pid, with_signal)
         assert forge.wait(pid) in {0, -with_signal, Exit.TERMINATED}
         if home.exists():
-            loop.load_latest_checkpoint(home)  # reading between is never an error
+            checkpoints.load_latest_checkpoint(home)  # reading between is never an error
         run(home)
         assert state_of(home) == straight
         assert leftovers(home) == []
@@ -400,7 +400,7 @@ def test_a_kill_inside_of_any_write(
         number += stride
         home = tmp_path / str(number)
         finished = forge.wait(forge.start("child_killed_in_call", str(home), number)) == 0
-        saved = loop.load_latest_checkpoint(home)
+        saved = checkpoints.load_latest_checkpoint(home)
         noted = Path(f"{home}.saved")
         assert (
             (0 if saved is None else saved.step)
@@ -420,7 +420,7 @@ def test_a_limit_on_file_sizes_stops_with_exit_6(
     forge: Forge, straight: Any, tmp_path: Path
 ) -> None:
     assert forge.wait(forge.start("child_with_small_files", str(tmp_path), 1500)) == Exit.RESOURCES
-    assert loop.load_latest_checkpoint(tmp_path) is None
+    assert checkpoints.load_latest_checkpoint(tmp_path) is None
     assert leftovers(tmp_path) == []
     run(tmp_path)
     assert state_of(tmp_path) == straight
@@ -429,7 +429,7 @@ def test_a_limit_on_file_sizes_stops_with_exit_6(
 @pytest.mark.slow
 def test_a_limit_on_memory_stops_with_exit_6(forge: Forge, straight: Any, tmp_path: Path) -> None:
     assert forge.wait(forge.start("child_with_little_memory", str(tmp_path), 6)) == Exit.RESOURCES
-    saved = loop.load_latest_checkpoint(tmp_path)
+    saved = checkpoints.load_latest_checkpoint(tmp_path)
     assert saved is not None
     assert saved.step == 4
     run(tmp_path)
@@ -516,7 +516,7 @@ def test_a_full_disk_keeps_the_former_checkpoint(
         run(tmp_path, checkpoint_every=4)
     monkeypatch.undo()
     assert (stopped.value.code, stopped.value.exit_code) == (Reason.DISK_FULL, Exit.RESOURCES)
-    former = loop.load_latest_checkpoint(tmp_path)
+    former = checkpoints.load_latest_checkpoint(tmp_path)
     assert former is not None
     assert former.step == 4
     assert leftovers(tmp_path) == []

@@ -17,8 +17,8 @@ from bitimely_core import heads, models, objectives
 from bitimely_core.analyses.leakage import leakage, measure_code_changes, measure_jacobian
 from bitimely_core.config import ObjectiveConfig, Settings, build_model_config
 from bitimely_core.errors import UserError
-from bitimely_core.train.loop import SLOW_RATE, group_parameters
 from bitimely_core.train.metrics_log import read_metrics
+from bitimely_core.train.optimizer import SLOW_RATE, group_parameters
 from bitimely_core.types import Batch
 from bitimely_core.zoo.s4 import (
     CPCConfig,

@@ -247,7 +247,9 @@ ALLOWED = {  # file: functions that need not ask
     "train/distributed.py": {"claim_report"},  # a store that has ended with its machine
     "train/batches.py": {"read_ahead", "read_batches"},
     # handed to out_of_memory_error, which asks
-    "train/loop.py": {"_read_parts", "_sum_gradients", "_sum_losses", "_measure_score"},
+    "train/loop.py": {"_sum_gradients"},
+    "train/micro_batches.py": {"read_parts"},
+    "train/validation.py": {"_sum_losses", "_measure_score"},
     # an unknown name; from here on nothing is opened in the block
     "recipe.py": {"check_stage_name"},
     "recordings/folder_tables.py": {"_parse_attributes", "_parse_annotation", "_make_annotation"},

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from bitimely_core import objectives
 from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Exit, Reason, UserError, input_error
-from bitimely_core.train import checkpoints, loop, losses, metrics_log
+from bitimely_core.train import checkpoints, loop, losses, metrics_log, optimizer
 from bitimely_core.train.batches import read_ahead
 from bitimely_core.train.faults import is_divisible, out_of_memory_error
 from bitimely_core.types import Batch
@@ -83,7 +83,7 @@ class Rows:
 
 def is_finished(folder: Path) -> bool:
     """Whether the last step of the run in `folder` is done and validated."""
-    checkpoint = loop.load_latest_checkpoint(folder)
+    checkpoint = checkpoints.load_latest_checkpoint(folder)
     return checkpoint is not None and checkpoint.meta.finished
 
 
@@ -133,16 +133,16 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 def test_schedule_is_linear_then_cosine() -> None:
-    assert [loop.compute_schedule_factor(s, 100, 0.05) for s in range(5)] == pytest.approx(
+    assert [optimizer.compute_schedule_factor(s, 100, 0.05) for s in range(5)] == pytest.approx(
         [0.2, 0.4, 0.6, 0.8, 1.0]
     )
     for step in range(5, 101):
-        assert loop.compute_schedule_factor(step, 100, 0.05) == pytest.approx(
+        assert optimizer.compute_schedule_factor(step, 100, 0.05) == pytest.approx(
             math.cos(math.pi * (step - 5) / 190) ** 2
         )
-    assert loop.compute_schedule_factor(100, 100, 0.05) == pytest.approx(0.0, abs=1e-15)
-    assert loop.compute_schedule_factor(0, 10, 0.0) == 1.0
-    assert loop.compute_schedule_factor(0, 1, 0.5) == 1.0
+    assert optimizer.compute_schedule_factor(100, 100, 0.05) == pytest.approx(0.0, abs=1e-15)
+    assert optimizer.compute_schedule_factor(0, 10, 0.0) == 1.0
+    assert optimizer.compute_schedule_factor(0, 1, 0.5) == 1.0
 
 
 def test_norms_biases_and_vectors_do_not_decay() -> None:
@@ -158,7 +158,7 @@ def test_norms_biases_and_vectors_do_not_decay() -> None:
             self.scale = nn.Parameter(torch.zeros(2, 3))
 
     model = nn.ModuleDict({"tiny": Tiny(), "odd": Odd(), "heads": HeadNorm()})
-    decayed, plain = loop.group_parameters(model, 0.1)
+    decayed, plain = optimizer.group_parameters(model, 0.1)
     assert decayed["names"] == ["tiny.enter.weight", "tiny.leave.weight", "odd.matrix"]
     assert set(plain["names"]) == {
         "tiny.enter.bias",
@@ -428,7 +428,7 @@ def test_a_batch_that_is_not_finite_stops_at_its_step_and_is_named(tmp_path: Any
     assert stopped.value.code is Reason.NON_FINITE_LOSS
     assert f"step {first}, batch rows {', '.join(map(str, rows.tolist()))}" in stopped.value.problem
     assert f"not finite in rows {int(bad.index[1])}" in stopped.value.problem
-    former = loop.load_latest_checkpoint(tmp_path)
+    former = checkpoints.load_latest_checkpoint(tmp_path)
     assert (0 if former is None else former.step) == first - 1
 
 
@@ -458,7 +458,7 @@ def test_divergence_stops_and_keeps_the_last_finite_checkpoint(tmp_path: Any) ->
         )
     assert stopped.value.code is Reason.NON_FINITE_LOSS
     assert "step" in stopped.value.problem
-    former = loop.load_latest_checkpoint(tmp_path)
+    former = checkpoints.load_latest_checkpoint(tmp_path)
     assert former is not None
     assert checkpoints.is_finite(checkpoints.load_tensors(former, "model"))
     assert checkpoints.is_finite(checkpoints.load_tensors(former, "optimizer"))
@@ -526,7 +526,7 @@ def test_exhausted_memory_names_the_batch_and_what_to_try(fault: Exception, tmp_
     assert (stopped.value.code, stopped.value.exit_code) == (Reason.RESOURCE_LIMIT, Exit.RESOURCES)
     assert "out of memory at batch 5" in stopped.value.problem
     assert "--batch-size 2" in stopped.value.hint
-    former = loop.load_latest_checkpoint(tmp_path)
+    former = checkpoints.load_latest_checkpoint(tmp_path)
     assert former is not None
     assert former.step == 4
 

@@ -20,7 +20,7 @@ import typer
 
 from bitimely_cli.main import app, main
 from bitimely_core import registry
-from bitimely_core.train.loop import load_latest_checkpoint
+from bitimely_core.train.checkpoints import load_latest_checkpoint
 
 BITIMELY = [sys.executable, "-m", "bitimely_cli"]
 VERBS = [

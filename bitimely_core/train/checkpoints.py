@@ -26,7 +26,7 @@ from pydantic import JsonValue
 from safetensors import SafetensorError
 from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
-from torch import Tensor
+from torch import Tensor, nn
 
 from bitimely_core.errors import (
     Finding,
@@ -176,6 +176,13 @@ def find_newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[Findin
     )
 
 
+def load_latest_checkpoint(folder: str | Path) -> Checkpoint | None:
+    """The newest intact checkpoint of a run, None without any. Raises UserError (integrity, exit 5)
+    when none of them verifies.
+    """
+    return find_newest_checkpoint(Path(folder) / "checkpoints")[0]
+
+
 def sweep_folder(folder: Path, newest: Checkpoint | None, *, keep: int = 2) -> None:
     """Remove leftovers of a killed run, all checkpoints but `keep`, and rename checkpoints newer
     than `newest` to `step-N.damaged`. Only under the run's lock.
@@ -292,3 +299,15 @@ def _remove_folder(path: Path) -> None:
     """
     with suppress(UserError):
         storage.remove_folder(path)
+
+
+def list_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The weights and buffers of a model by name, on its device."""
+    return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+
+
+def copy_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of the model as they are now, on the CPU."""
+    return {
+        name: value.detach().to("cpu", copy=True) for name, value in list_tensors(model).items()
+    }

@@ -305,9 +305,9 @@ def _check_run(folder: Path, record: RunRecord) -> list[Finding]:
     if record.finished:
         weights = folder if has_result(folder / "model.safetensors") else folder / "model"
         return _check_model(weights, record.weights)
-    from bitimely_core.train import loop, metrics_log
+    from bitimely_core.train import checkpoints, metrics_log
 
-    newest = loop.load_latest_checkpoint(folder)
+    newest = checkpoints.load_latest_checkpoint(folder)
     if newest is not None and newest.meta.log is not None:
         metrics_log.require_log(folder / "metrics.jsonl", newest.meta.log)
     return [
