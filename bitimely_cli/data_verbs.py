@@ -233,7 +233,7 @@ def _init_map(
     dataset: str, source: str | None, path: Path, workspace: Path, *, follow_symlinks: bool
 ) -> int:
     """Write a mapping file for the folder `source`."""
-    from bitimely_core.cache.staging import is_url
+    from bitimely_core.cache.remote_files import is_url
     from bitimely_core.formats.source import require_source, scan_folder
     from bitimely_core.recordings import template as map_template
     from bitimely_core.store import storage

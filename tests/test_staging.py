@@ -22,7 +22,7 @@ from remote import BUCKET, FileHandler, FileServer, serve
 
 from bitimely_cli.main import main
 from bitimely_core import cache
-from bitimely_core.cache import staging
+from bitimely_core.cache import remote_errors, remote_listing, staging
 from bitimely_core.cache.workers import StopFlag
 from bitimely_core.errors import UserError, hide_credentials
 from bitimely_core.formats import edf_header, edf_writer
@@ -46,7 +46,7 @@ def make_files(folder: str = "night/") -> dict[str, bytes]:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     """A server whose object store this process reads, with small blocks and short pauses."""
-    monkeypatch.setattr(staging, "PAUSE", 0.01)
+    monkeypatch.setattr(remote_errors, "PAUSE", 0.01)
     monkeypatch.setattr(staging, "CHUNK", 1 << 10)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/absent")
@@ -431,7 +431,7 @@ def test_a_listing_without_end(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        staging, "_list_page", lambda opened, url: [("again", url + "again/", {}, True)]
+        remote_listing, "_list_page", lambda opened, url: [("again", url + "again/", {}, True)]
     )
     with pytest.raises(UserError, match="deep") as refused:
         cache.ingest("edf", name_url(server, "http"), tmp_path / "cache")
@@ -521,7 +521,7 @@ def test_the_extra_may_be_missing(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    monkeypatch.setattr(staging, "find_spec", lambda name: None)
+    monkeypatch.setattr(remote_listing, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'bitimely\[s3\]'") as refused:
         cache.ingest("edf", name_url(server, "s3"), tmp_path / "cache")
     assert refused.value.exit_code == 2
@@ -657,7 +657,7 @@ def test_a_redirected_listing_is_read_where_it_is(
     server.page["night/"] = (
         f'<a href="{link.replace("HOST", server.url)}">b</a><a href="/other/c.edf">c</a>'
     )
-    assert list(staging.list_remote(f"{server.url}/latest", StopFlag()).files) == ["b.edf"]
+    assert list(remote_listing.list_remote(f"{server.url}/latest", StopFlag()).files) == ["b.edf"]
     assert (
         cache.ingest("generic", f"{server.url}/latest", tmp_path / "cache")["counts"]["accepted"]
         == 1

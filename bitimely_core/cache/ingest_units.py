@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bitimely_core import registry
-from bitimely_core.cache import ingest_report, shards, staging
+from bitimely_core.cache import ingest_report, remote_files, remote_listing, shards, staging
 from bitimely_core.cache.comparison import compare_levels, summarize_left_out
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
 from bitimely_core.cache.unit_groups import IngestTask, find_copies, group_units
@@ -122,7 +122,7 @@ def ingest(
     _check_arguments(entry, source, jobs, max_bad, shard)
     _check_names(entry, exclude)
     kind = registry.data_kinds[entry.facts.kind]
-    if staging.is_remote(source):
+    if remote_files.is_remote(source):
         with use_encoding(encoding):  # what is wrong is found before anything is downloaded
             _pin_in_scratch(kind, resolved)
         if dry_run:
@@ -222,7 +222,7 @@ def _check_arguments(
     k, n = shard or (1, 1)
     if not 1 <= k <= n:
         raise usage_error(f"shard is {k}/{n}", "expected k/n with k from 1 to n")
-    if n > 1 and staging.is_remote(source):
+    if n > 1 and remote_files.is_remote(source):
         raise usage_error(
             "--shard with a URL",
             "expected a folder that all parts can read",
@@ -280,7 +280,7 @@ def _plan_ingest(run: IngestRun) -> Choices:
 def _plan_download(dataset: str, source: str, folder: Path) -> Choices:
     """What an ingest of a URL would bring here, from its listing alone."""
     with catch_signals() as stop:
-        remote = staging.list_remote(source, stop)
+        remote = remote_listing.list_remote(source, stop)
     return {
         **PLAN,
         "dataset": dataset,

@@ -12,39 +12,38 @@ earlier try. Names are foreign text: what could leave the folder is not brought.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import re
 import shutil
 import threading
-import time
-import unicodedata
-from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from html.parser import HTMLParser
-from importlib.util import find_spec
-from multiprocessing import TimeoutError as StillRunning
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
-from urllib.parse import unquote, urljoin
+from typing import Any
+from urllib.parse import unquote
 
+from bitimely_core.cache.remote_errors import (
+    TRIES,
+    EndedEarlyError,
+    describe_failure,
+    retry,
+    wait_between_tries,
+    watch,
+)
+from bitimely_core.cache.remote_files import RemoteFile, RemoteSource, is_remote, is_url
+from bitimely_core.cache.remote_listing import CHUNK, CONNECTIONS, list_remote
 from bitimely_core.cache.workers import StopFlag, catch_signals
 from bitimely_core.errors import (
     Exit,
-    Finding,
     Reason,
     UserError,
-    clean,
     hide_credentials,
     input_error,
     safe_text,
-    split_url,
-    unknown_name_error,
     usage_error,
 )
 from bitimely_core.formats.source import Source, scan_folder
@@ -52,132 +51,8 @@ from bitimely_core.progress import report_progress
 from bitimely_core.store import locks, storage
 from bitimely_core.system_errors import RETRY_HINT, find_folder, format_size, raise_system_error
 
-StoreOptions = dict[str, Any]  # of a file system of fsspec
-
 CACHE_RATIO = 0.75  # bytes of cache a byte of source: an estimate
-# bytes a request of an object store, and the most that is lost when a connection breaks
-CHUNK = 8 << 20
-CONNECTIONS = 8
-TRIES = 4  # in a row without a byte
-PAUSE = 0.5  # seconds before the second try, then twice as long each time
-MAX_FILES = 1_000_000
-MAX_DEPTH = 32  # folders
-MAX_PAGE = 64 << 20  # bytes of a listing of a web server
 FINISHED, PARTS = ".files.jsonl", ".parts"
-VERSIONS = (
-    "ETag",
-    "etag",
-    "md5Hash",
-    "content_md5",
-    "Content-MD5",
-    "checksum",
-    "mtime",
-    "LastModified",
-    "Last-Modified",
-    "modified",
-    "created",
-)
-WRAPPERS = {
-    "async_wrapper",
-    "blockcache",
-    "cached",
-    "data",
-    "dir",
-    "filecache",
-    "generic",
-    "libarchive",
-    "reference",
-    "simplecache",
-    "tar",
-    "zip",
-}
-TRANSIENT_STATUS = {408, 425, 429}
-# that another try does not change
-REFUSALS = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EISDIR}
-# names of errors and of their bases, and status of a web server, by what they mean
-NO_ACCESS = {
-    "PermissionError",
-    "NoCredentialsError",
-    "PartialCredentialsError",
-    "ProfileNotFound",
-    "CredentialRetrievalError",
-    "TokenRetrievalError",
-    401,
-    403,
-}
-ABSENT = {"FileNotFoundError", "NotADirectoryError", 404, 410}
-TRANSIENT = {"OSError", "ClientError", "BotoCoreError", "FSTimeoutError"}
-WEB_CLIENTS = ("aiohttp", "asyncio")  # modules of their errors
-ABSENT_FILE = ("it is no longer there", "expected the file that was listed", RETRY_HINT)
-ABSENT_FOLDER = (
-    "there is no such folder",
-    "expected the URL of a folder",
-    "Check the path. Of a single file, give the folder that it lies in",
-)
-WEB, S3 = {"http", "https"}, {"s3", "s3a"}  # schemes
-PACKAGES = {  # scheme -> what fsspec needs for it
-    **dict.fromkeys(WEB, "aiohttp"),
-    **dict.fromkeys(S3, "s3fs"),
-    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
-    **dict.fromkeys(("az", "abfs"), "adlfs"),
-}
-
-T = TypeVar("T")
-RemoteEntry = tuple[str, str, Mapping[str, object], bool]
-"""Of what a folder lists: name in the folder, path as the file system takes it, facts, whether it
-is a folder.
-"""
-
-
-ListedFile = tuple[str, Mapping[str, object]]  # path and facts, as in `RemoteEntry`
-
-
-class RemoteFile(NamedTuple):
-    """A file behind the URL; `size` in bytes."""
-
-    path: str  # as the file system of the URL takes it
-    size: int
-    version: str  # empty: not known
-
-
-@dataclass(frozen=True)
-class RemoteSource:
-    """What a URL lists: files by relative POSIX path, and the faults of those not brought."""
-
-    url: str  # without credentials
-    opened: Any  # fsspec's file system
-    scheme: str
-    files: dict[str, RemoteFile] = field(default_factory=dict)
-    rejected: dict[str, Finding] = field(default_factory=dict)
-
-    @property
-    def is_web(self) -> bool:
-        """Whether a web server lists the files, without sizes."""
-        return self.scheme in WEB
-
-    @property
-    def size(self) -> int:
-        """Bytes of all files."""
-        return sum(file.size for file in self.files.values())
-
-    def locate(self, name: str) -> str:
-        """The URL of a file or folder, without credentials."""
-        return f"{self.url.rstrip('/')}/{name}" if name else self.url
-
-    def stat(self, path: str) -> RemoteFile | None:
-        """The file as it is now; None where its size is not stated."""
-        options = {"refresh": True} if self.scheme in S3 else {}
-        return _read_facts(path, self.opened.info(path, **options))
-
-
-def is_url(source: str | Path | None) -> bool:
-    """Whether a source is a URL and no path."""
-    return isinstance(source, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", source) is not None
-
-
-def is_remote(source: str | Path | None) -> bool:
-    """Whether a source is a URL whose files are not on this machine."""
-    return is_url(source) and not re.match(r"(?i)(file|local)://", str(source))
 
 
 def measure_free(folder: Path) -> int:
@@ -241,298 +116,7 @@ def _parse_local(source: str) -> Path:
 # --- listing
 
 
-def list_remote(source: str, stop: StopFlag) -> RemoteSource:
-    """The files behind a URL, with their sizes; only listings and headers are read.
-
-    Raises UserError, see `open_source`.
-    """
-    remote, root = _connect(source)
-    folders = {"": root}
-    listed: dict[str, ListedFile] = {}  # name -> path, facts
-
-    def list_folder(name: str) -> tuple[str, list[RemoteEntry]]:
-        return name, _retry(partial(_list_folder, remote, folders[name]), remote, name, stop)
-
-    def stat_page(name: str) -> tuple[str, RemoteFile | None]:
-        return name, _retry(partial(remote.stat, listed[name][0]), remote, name, stop)
-
-    # also of one request: a signal need not wait for its answer
-    with ThreadPool(CONNECTIONS) as pool:
-        while folders:
-            inner_folders: dict[str, str] = {}
-            for folder, entries in _watch(pool.imap(list_folder, folders), stop):
-                _sort_entries(remote, folder, entries, listed, inner_folders)
-            folders = inner_folders
-        if remote.is_web:  # its listings have no sizes
-            files = dict(_watch(pool.imap(stat_page, listed), stop))
-        else:
-            files = {name: _read_facts(*listed[name]) for name in listed}
-    _select_files(remote, files)
-    if not remote.files and not remote.rejected:
-        raise input_error(
-            Reason.NO_INPUT,
-            "nothing is listed there",
-            "expected a folder with files",
-            "Check the URL",
-            file=remote.url,
-        )
-    return remote
-
-
-def _sort_entries(
-    remote: RemoteSource,
-    folder: str,
-    entries: list[RemoteEntry],
-    files: dict[str, ListedFile],
-    folders: dict[str, str],
-) -> None:
-    """Add what `folder` lists to `files`, to `folders` or to what is not brought."""
-    for name, path, facts, is_folder in entries:
-        rel = folder + name
-        if name.startswith(".") and name.strip("."):  # hidden, as in a local folder
-            continue
-        if fault := _find_name_fault(rel):
-            remote.rejected[clean(rel)] = replace(fault, file=clean(rel))
-        elif is_folder:
-            folders[rel + "/"] = path
-        else:
-            files[rel] = path, facts
-        if rel.count("/") >= MAX_DEPTH or len(files) + len(folders) > MAX_FILES:
-            raise input_error(
-                Reason.RESOURCE_LIMIT,
-                f"lists more than {MAX_FILES:,} files, or folders {MAX_DEPTH} deep",
-                "no data set has so many",
-                "Give the folder of one",
-                file=remote.url,
-            )
-
-
-def _connect(source: str) -> tuple[RemoteSource, str]:
-    """The opened file system of a URL, and the path of the folder in it."""
-    parts = split_url(source)
-    assert parts is not None
-    (scheme, user, rest), url = parts, hide_credentials(source)
-    if "?" in rest or "::" in source:
-        problem = "has a query" if "?" in rest else "is a chain of URLs"
-        hint = "Give it without, credentials in the environment"
-        raise usage_error(problem, "expected the URL of one folder", hint, file=url)
-    try:
-        import fsspec
-
-        target, options = source, StoreOptions()
-        if scheme in WEB:
-            target = f"{scheme}://{rest.rstrip('/')}/"
-            options = _make_web_options(user)
-        elif scheme in S3:
-            target = f"{scheme}://{rest.rstrip('/')}"
-            options = _make_s3_options(user)
-        elif scheme in {"gs", "gcs"}:
-            options = {"use_listings_cache": False}
-        schemes = set(fsspec.available_protocols()) - WRAPPERS
-        if scheme not in schemes:
-            raise unknown_name_error("scheme of a URL", scheme, schemes)
-        opened, root = fsspec.core.url_to_fs(target, **options)
-        opened.invalidate_cache()
-    except ImportError as error:
-        raise_system_error(error)
-        raise _describe_missing(scheme) from None
-    except UserError:
-        raise
-    except Exception as error:
-        raise_system_error(error, stored=False)
-        raise _describe_failure(error, url) from None
-    return RemoteSource(url, opened, scheme), root
-
-
-def _make_web_options(user: str) -> StoreOptions:
-    """Options of fsspec for a web server; `user`: user information of the URL, often empty."""
-    import aiohttp
-
-    headers = {"Accept-Encoding": "identity"}
-    if user:
-        name, _, secret = map(unquote, user.partition(":"))
-        headers["Authorization"] = f"Basic {b64encode(f'{name}:{secret}'.encode()).decode()}"
-    return {
-        "client_kwargs": {
-            "trust_env": True,
-            "headers": headers,
-            "timeout": aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30),
-            "auto_decompress": False,  # nothing unpacks to more than was sent
-        }
-    }
-
-
-def _make_s3_options(user: str) -> StoreOptions:
-    """Options of fsspec for a bucket; `user`: user information of the URL, often empty.
-
-    A public bucket is read without a signature where this machine has no credentials.
-    """
-    from botocore.session import get_session
-    from fsspec.config import conf
-
-    if find_spec("s3fs") is None:
-        raise ImportError("s3fs")
-    config = {"connect_timeout": 5, "read_timeout": 30, "retries": {"max_attempts": 1}}
-    options: StoreOptions = {"config_kwargs": config}
-    if user:
-        options["key"], _, options["secret"] = map(unquote, user.partition(":"))
-    elif not conf.get("s3") and get_session().get_credentials() is None:
-        options["anon"] = True
-    return options
-
-
-def _describe_missing(scheme: str) -> UserError:
-    package = PACKAGES.get(scheme, "a further package")
-    hint = f"Install {package}, see fsspec"
-    if scheme in WEB | S3:
-        hint = "Install it with `pip install 'bitimely[s3]'`"
-    problem = f"{scheme}:// needs {package}, which is not installed"
-    return usage_error(problem, hint=hint, code=Reason.MISSING_EXTRA)
-
-
-def _list_folder(remote: RemoteSource, path: str) -> list[RemoteEntry]:
-    """What a folder lists."""
-    if remote.is_web:
-        return _list_page(remote.opened, path)
-    entries = []
-    base = path.rstrip("/") + "/" if path.strip("/") else path
-    listed = remote.opened.ls(path, detail=True)
-    for facts in listed:
-        inner, is_folder = str(facts["name"]), facts["type"] == "directory"
-        is_marker = inner.endswith("/") and not is_folder
-        if inner.rstrip("/") == path.rstrip("/"):  # the folder itself
-            if facts["type"] == "file" and len(listed) == 1 and not is_marker:
-                raise input_error(
-                    Reason.NO_INPUT,
-                    "is a file",
-                    "a folder was expected",
-                    "Give the folder that holds it",
-                    file=remote.url,
-                )
-        elif not is_marker:
-            entries.append((inner.removeprefix(base).removesuffix("/"), inner, facts, is_folder))
-    return entries
-
-
-class _PageLinks(HTMLParser):
-    """The targets of the links of a page."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.links: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "a":
-            self.links += [value for name, value in attrs if name == "href" and value]
-
-
-def _list_page(opened: Any, url: str) -> list[RemoteEntry]:
-    """As `_list_folder`, from the links of a page to what is below it."""
-    base, text = _read_page(opened, url)
-    entries: dict[str, RemoteEntry] = {}
-    for link in _PageLinks(text).links:
-        target = _resolve_link(link, url, base)
-        if target.startswith(url) and target != url:
-            name = target.removeprefix(url)
-            entries[target] = (unquote(name).removesuffix("/"), target, {}, name.endswith("/"))
-    return [entry for entry in entries.values() if entry[0] != ".."]  # the folder above
-
-
-def _read_page(opened: Any, url: str) -> tuple[str, str]:
-    """The URL that answers for `url` after redirections, and the text of the page, if it is one."""
-    with opened.open(url, "rb", block_size=0, size=1) as page:  # a size saves a request
-        base = urljoin(str(page.r.url), ".")
-        if page.r.headers.get("Content-Type", "text/html").partition(";")[0] != "text/html":
-            return base, ""
-        text = bytearray()
-        while block := page.read(CHUNK):
-            text += block
-            if len(text) > MAX_PAGE:
-                problem = f"a listing of more than {format_size(MAX_PAGE)}"
-                raise input_error(Reason.RESOURCE_LIMIT, problem, file=url)
-    return base, text.decode(errors="replace")
-
-
-def _resolve_link(link: str, url: str, base: str) -> str:
-    """The target of a link of the page `url`, which `base` has answered.
-
-    What is below `base` is asked for below `url`, where it is redirected too. Empty for another
-    order of the same page.
-    """
-    if re.search(r"[?#]", link):
-        return ""
-    if not re.match(r"[A-Za-z][\w+.-]*:|/", link):
-        return url + link.removeprefix("./")
-    target = urljoin(base, link)
-    if not target.startswith(url) and target.startswith(base):
-        return url + target.removeprefix(base)
-    return target
-
-
-def _read_facts(path: str, facts: Mapping[str, object]) -> RemoteFile | None:
-    size = facts.get("size")
-    if not isinstance(size, int) or size < 0 or facts.get("type", "file") != "file":
-        return None
-    versions = (str(facts[key]).strip('"') for key in VERSIONS if facts.get(key))
-    return RemoteFile(path, size, next(versions, ""))
-
-
-def _find_name_fault(name: str) -> Finding | None:
-    """Why a remote name is not used as a path."""
-    parts = name.split("/")
-    leaves = any(part and not part.strip(". ") for part in parts)
-    if leaves or name.startswith("/") or "\\" in name:
-        code, requirement = Reason.PATH_ESCAPE, "which may leave the folder"
-    elif (
-        not name.isprintable()
-        or "" in parts
-        or any(len(part.encode(errors="replace")) > 200 for part in parts)
-        or len(name) > 1000
-    ):
-        code, requirement = Reason.FILE_NAME, "which cannot be the name of a file here"
-    else:
-        return None
-    return Finding(code, f"a file is called {safe_text(name)}", requirement, "It is not read")
-
-
-def _select_files(remote: RemoteSource, listed: Mapping[str, RemoteFile | None]) -> None:
-    """Add the files of a listing that can lie in one folder to the source, others to its faults.
-
-    Names that are equal but for case or accents, or a file's and a folder's, cannot.
-    """
-    owners: dict[str, list[str]] = {}
-    folders = set()
-    for name in listed:
-        owners.setdefault(_fold(name), []).append(name)
-        depths = range(1, name.count("/") + 1)
-        folders |= {_fold(name.rsplit("/", depth)[0]) for depth in depths}
-    for folded, names in sorted(owners.items()):
-        for name in names:
-            file = listed[name]
-            if len(names) > 1 or folded in folders:
-                other = next((other for other in names if other != name), f"the folder {name}")
-                problem = f"has the name of {safe_text(other)} where case and accents do not count"
-                remote.rejected[name] = Finding(
-                    Reason.DUPLICATE_KEY, problem, "neither is read", "Rename one", file=name
-                )
-            elif file is None:
-                remote.rejected[name] = Finding(
-                    Reason.NOT_REGULAR_FILE, "has no size", "the server must state it", file=name
-                )
-            else:
-                remote.files[name] = file
-
-
-def _fold(name: str) -> str:
-    return unicodedata.normalize("NFC", name).casefold()
-
-
 # --- download
-
-
-class _EndedEarlyError(ConnectionError):
-    """A file had fewer bytes than stated, without an error of the connection."""
 
 
 class _Download:
@@ -558,7 +142,7 @@ class _Download:
         with ThreadPool(CONNECTIONS) as pool:
             finished = pool.imap_unordered(lambda item: self._bring(*item), missing.items())
             try:
-                for _ in _watch(finished, self.stop):
+                for _ in watch(finished, self.stop):
                     report_progress(step, self.done // 1_000_000, -(-self.remote.size // 1_000_000))
             finally:
                 self.is_over.set()
@@ -602,7 +186,7 @@ class _Download:
         for _ in range(TRIES):
             digest = self._bring_version(name, file)
             part = self._locate_part(name, file)
-            now = _retry(partial(self.remote.stat, file.path), self.remote, name, self.stop)
+            now = retry(partial(self.remote.stat, file.path), self.remote, name, self.stop)
             if now == file and digest:
                 target = self.folder / name
                 storage.make_folder(target.parent)
@@ -656,13 +240,13 @@ class _Download:
                 return self._fill(part, name, file)
             except Exception as error:
                 raise_system_error(error, stored=False)
-                fault = _describe_failure(error, self.remote.locate(name), is_file=True)
+                fault = describe_failure(error, self.remote.locate(name), is_file=True)
                 tries = TRIES if part.stat().st_size > before else tries - 1
                 if not tries or fault.exit_code != Exit.RESOURCES or isinstance(error, UserError):
                     raise fault from None
                 if type(error).__name__ == "FileExpired":
                     return ""  # another version, which `_bring` finds
-            _wait_between_tries(TRIES - tries, self.stop)
+            wait_between_tries(TRIES - tries, self.stop)
 
     def _fill(self, part: Path, name: str, file: RemoteFile) -> str:
         """Append what a part lacks; its SHA-256.
@@ -686,7 +270,7 @@ class _Download:
                 if self.remote.is_web and size == file.size and stream.read(1):
                     return ""
         if size != file.size:
-            raise _EndedEarlyError
+            raise EndedEarlyError
         storage.sync_file(part)
         return total.hexdigest()
 
@@ -716,91 +300,3 @@ class _Download:
         stream = self.remote.opened.open(path, "rb", block_size=CHUNK, cache_type="none")
         stream.seek(start)
         return stream
-
-
-def _watch(results: Any, stop: StopFlag) -> Iterator[Any]:
-    """Items of a thread pool; a signal ends the wait within a moment. Raises UserError."""
-    while True:
-        stop.check()
-        try:
-            yield results.next(timeout=0.2)
-        except StillRunning:
-            continue
-        except StopIteration:
-            return
-
-
-def _wait_between_tries(count: int, stop: StopFlag) -> None:
-    until = time.monotonic() + PAUSE * 2 ** max(0, count - 1)
-    while (rest := until - time.monotonic()) > 0:
-        stop.check()
-        time.sleep(min(rest, 0.2))
-
-
-def _retry(call: Callable[[], T], remote: RemoteSource, name: str, stop: StopFlag) -> T:
-    """The result of `call`, tried a few times where the server or the network fails.
-
-    `name`: the file or folder that it asks for. Raises UserError.
-    """
-    for count in range(1, TRIES + 1):
-        stop.check()
-        try:
-            return call()
-        except UserError:
-            raise
-        except Exception as error:
-            raise_system_error(error, stored=False)
-            is_file = name != "" and not name.endswith("/")
-            fault = _describe_failure(error, remote.locate(name), is_file=is_file)
-            if count == TRIES or fault.exit_code != Exit.RESOURCES:
-                raise fault from None
-        _wait_between_tries(count, stop)
-    raise AssertionError
-
-
-def _describe_failure(error: BaseException, url: str, *, is_file: bool = False) -> UserError:
-    """An error of a remote file system; exit 6 where another try may succeed.
-
-    Its text is not shown: it may hold credentials. `is_file`: `url` is a file that was listed.
-    """
-    if isinstance(error, UserError):
-        return error
-    cause = error.__cause__
-    if isinstance(error, FileNotFoundError) and type(cause).__module__.startswith(WEB_CLIENTS):
-        assert cause is not None
-        error = cause  # fsspec gives every failure of a web server that name
-    status = getattr(error, "status", 0)
-    signs = {kind.__name__ for kind in type(error).__mro__} | {status}
-    if signs & NO_ACCESS:
-        return input_error(
-            Reason.IO_ERROR,
-            "no permission",
-            "expected to be allowed to list and read it",
-            "Give credentials in the environment, as its own tools take them",
-            file=url,
-        )
-    if signs & ABSENT:
-        problem, requirement, hint = ABSENT_FILE if is_file else ABSENT_FOLDER
-        return usage_error(problem, requirement, hint, code=Reason.NOT_FOUND, file=url)
-    if _is_transient(error, signs, status):
-        problem = "the server does not answer"
-        if isinstance(error, _EndedEarlyError):
-            problem = "ends before the size that the server states"
-        tried, hint = f"tried {TRIES} times", f"Check the network. {RETRY_HINT}"
-        return UserError(Reason.IO_ERROR, problem, tried, hint, url, exit_code=Exit.RESOURCES)
-    return input_error(
-        Reason.IO_ERROR,
-        f"the server refuses the request ({status or type(error).__name__})",
-        "expected a folder that can be listed",
-        "Check the URL",
-        file=url,
-    )
-
-
-def _is_transient(error: BaseException, signs: set[str | int], status: int) -> bool:
-    """Whether another try may succeed."""
-    if "FileExpired" in signs:
-        return True
-    if 400 <= status < 500 and status not in TRANSIENT_STATUS:
-        return False
-    return bool(signs & TRANSIENT) and getattr(error, "errno", None) not in REFUSALS
