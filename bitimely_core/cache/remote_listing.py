@@ -1,4 +1,4 @@
-"""Lists the files behind a URL: of object stores, and of web servers by the links of their pages."""
+"""Lists the files behind a URL: of object stores, and of web servers by links of their pages."""
 
 from __future__ import annotations
 

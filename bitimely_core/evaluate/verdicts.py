@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from bitimely_core.schemas.scores import (
     Scores,
     TaskScores,
 )
+from bitimely_core.types import group_by
 
 VANISHING = 1e-6  # a number below this share of the largest beside it is printed as 0
 
@@ -327,10 +329,9 @@ def find_closest(family: Mapping[str, CorrectedDifference], sign: int) -> tuple[
     ones where it reaches as much as the model and as each of them, else behind them.
     """
     ahead = {name: sign * (d.difference or 0.0) for name, d in family.items()}
-    silent = [name for name, d in family.items() if explain_no_verdict(d) is not None]
-    better = [name for name, d in family.items() if significance_sign(d) * sign < 0]
-    equal = [name for name, d in family.items() if not significance_sign(d) and name not in silent]
-    strongest = min([0.0, *(ahead[name] for name in equal)])
+    groups = group_by(family, lambda name: _name_case(family[name], sign))
+    better, equal, silent = (groups.get(case, []) for case in ("exceeded", "equal", "unclear"))
+    strongest = min([0.0, *map(ahead.__getitem__, equal)])
     cases = (
         ("exceeded", better),
         ("unclear", [name for name in silent if ahead[name] <= strongest]),
@@ -338,8 +339,18 @@ def find_closest(family: Mapping[str, CorrectedDifference], sign: int) -> tuple[
         ("unclear", silent),
         ("exceeds", list(family)),
     )
-    case, names = next((case, names) for case, names in cases if names)
+    case, names = next(filter(operator.itemgetter(1), cases))
     return case, min(names, key=lambda name: ahead[name])
+
+
+def _name_case(difference: CorrectedDifference, sign: int) -> str:
+    """How a model compares with one baseline, in the words of `find_closest`."""
+    better = significance_sign(difference) * sign
+    if better < 0:
+        return "exceeded"
+    if explain_no_verdict(difference) is not None:
+        return "unclear"
+    return "exceeds" if better else "equal"
 
 
 def judge_baselines(scores: TaskScores, data: str) -> BaselineVerdict:
