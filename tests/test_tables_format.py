@@ -146,6 +146,28 @@ def test_what_csv_writes_is_read_back(tmp_path: Path, table: list[list[str]]) ->
     assert [list(row.cells) for row in rows] == table
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "(240 rows affected)",  # sqlcmd
+        "(1 Zeile betroffen)",
+        "(2 lignes affectées)",
+        "(2 rows)",  # psql
+        "1,240 rows selected.",  # Oracle
+        "  2 record(s) selected.",  # Db2
+        "Fetched: 2 row(s)",  # Hive
+        "2 rows in set (0.01 sec)",  # MySQL
+    ],
+)
+@pytest.mark.parametrize("above", ["", "\n"])
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_the_number_of_rows_below_a_table_is_no_row(
+    tmp_path: Path, line: str, above: str, end: str
+) -> None:
+    rows, findings = read_table(write_table(tmp_path, GOOD + above + line + end))
+    assert (rows, findings) == read_table(write_table(tmp_path, GOOD))
+
+
 # --- faults
 
 

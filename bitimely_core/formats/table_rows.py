@@ -1,8 +1,9 @@
 """Finds the rows of a text table, of any dialect.
 
 A delimiter separates cells. A cell that begins with a quote ends with one, holds two for one, and
-may hold line breaks; no other cell holds a quote. Blank lines are no rows. A line that opens a
-quote which nothing closes properly is one faulty row, and reading goes on with the next line.
+may hold line breaks; no other cell holds a quote. Blank lines are no rows, nor is the number of
+rows that databases write below a table. A line that opens a quote which nothing closes properly is
+one faulty row, and reading goes on with the next line.
 
 Where each line is plainly a row, the text is left to a fast parser: `TextStretch.height`.
 """
@@ -31,6 +32,11 @@ SPACE = " \t\r\f\v"
 BLANKS = re.compile(rb"[ \t]+")
 OUTER_BLANKS = re.compile(rb"^ | $", re.MULTILINE)
 BLANK_LINE = re.compile(rb"\n[ \t\f\v]*\n")
+# what tools of databases write below a table, and the rule of dashes below its header
+NO_ROW = re.compile(
+    r"\W*(fetched:? )?\d[\d,.]* (row|record|zeile|ligne|fila)(s|n|\(s\))?\b[^,;|\t]*|[-+ ]+",
+    re.IGNORECASE,
+)
 
 
 class TableShape(NamedTuple):
@@ -146,12 +152,16 @@ def parse_rows(
 def _parse_row(
     text: str, shape: TableShape, row: int, *, is_ended: bool
 ) -> TableRow | Finding | None:
-    """One row or its fault; None for a blank line. A last line without an end was cut off."""
+    """One row or its fault; None for a line that is blank or `NO_ROW`. A last line without an end
+    was cut off.
+    """
     if not text.strip(SPACE) and shape.delimiter not in text:
         return None
     cells = split_cells(text, shape.delimiter, shape.quote)
     if cells is not None and len(cells) == shape.width:
         return TableRow(row, tuple(cells))
+    if NO_ROW.fullmatch(text):
+        return None
     if cells is not None and "\n" not in text:
         code = Reason.ROW_WIDTH if is_ended else Reason.TRUNCATED
         return Finding(code, f"has {len(cells)} cells", f"the header has {shape.width}", row=row)
