@@ -1241,6 +1241,29 @@ def test_deaths_in_a_table_apart(ingest: Ingest, raw: Path) -> None:
     assert cohort["death_day"].drop_nulls().to_list() == [day] * len(died)
 
 
+@pytest.mark.parametrize(
+    ("first", "facts", "second", "fact"),
+    [
+        ("births.csv", ["birth_date"], "sex.csv", "sex"),
+        ("patients.csv", ["birth_date"], "gender.csv", "sex"),
+        ("patients.csv", ["sex"], "births.csv", "birth_date"),
+    ],
+)
+def test_births_and_sexes_in_tables_apart(
+    ingest: Ingest, raw: Path, first: str, facts: list[str], second: str, fact: str
+) -> None:
+    copy_case(raw, "00_control")
+    patients = read_patients()
+    patients = patients.with_columns(sex=pl.Series(["M", "F", "F"] * 20))
+    (raw / "patients.csv").unlink()
+    patients.select("patient_id", *facts).write_csv(raw / first)
+    patients.select("patient_id", fact).write_csv(raw / second)
+    ended = ingest(raw)
+    assert (ended.code, ended.count_cases()) == (0, RIGHT)
+    sexes = open_cache(ended.workspace / "cache" / "pophr").cohort()["sex"].to_list()
+    assert (sexes.count(1), sexes.count(2)) == (20, 40)
+
+
 @pytest.mark.slow
 def test_deaths_and_observation_by_other_names(ingest: Ingest, raw: Path) -> None:
     copy_case(raw, "00_control")

@@ -686,16 +686,19 @@ def _read_subject_facts(request: _Request, files: PlainFiles) -> _SubjectFacts:
         frame = keep_unique_rows(people, file, request.survey, "subject")
         request.survey.rows[-1] = replace(request.survey.rows[-1], seen=table.height)
         if ends_stays:
-            frame = _add_deaths(frame, _read_deaths_in_hospital(request, files.claims))
+            deaths = _read_deaths_in_hospital(request, files.claims)
+            frame = _add_facts(frame, deaths, "death")
     else:
         frame = _read_patients_of_claims(request, files.claims, wanted, named)
-    if files.deaths:
-        columns = {"subject": wanted["subject"], "death": (*wanted["death"], "date", "datum")}
-        rows = pl.concat(_read_subject_rows(request, path, columns) for path in files.deaths)
-        dated = rows.drop_nulls("death")
-        deaths = keep_unique_rows(dated, files.deaths[0], request.survey, "subject")
-        file = files.deaths[0] if frame is None else file
-        frame = _add_deaths(frame, deaths.drop("row"))
+    for key, paths in files.facts.items():
+        if not paths:
+            continue
+        names = (*wanted[key], *("date", "datum") * (key == "death"))
+        columns = {"subject": wanted["subject"], key: names}
+        rows = pl.concat(_read_subject_rows(request, path, columns) for path in paths)
+        facts = keep_unique_rows(rows.drop_nulls(key), paths[0], request.survey, "subject")
+        file = paths[0] if frame is None else file
+        frame = _add_facts(frame, facts.drop("row"), key)
     frame = close_vital_states(frame, file, request.survey)
     if not files.periods:
         return _SubjectFacts(frame, file, advice, spells, file)
@@ -772,16 +775,16 @@ def _read_patient_tables(
     return pl.concat(frames, how="diagonal"), advice
 
 
-def _add_deaths(frame: pl.DataFrame | None, deaths: pl.DataFrame) -> pl.DataFrame:
-    """The subjects with the deaths of a table apart, where they have none themselves, and those
+def _add_facts(frame: pl.DataFrame | None, facts: pl.DataFrame, key: str) -> pl.DataFrame:
+    """The subjects with the facts of a table apart, where they have none themselves, and those
     whom only this table has.
     """
     if frame is None:
-        return deaths
-    joined = frame.join(deaths, on="subject", how="full", coalesce=True, suffix="_apart")
-    if "death" not in frame.columns:
+        return facts
+    joined = frame.join(facts, on="subject", how="full", coalesce=True, suffix="_apart")
+    if key not in frame.columns:
         return joined
-    return joined.with_columns(pl.coalesce("death", "death_apart")).drop("death_apart")
+    return joined.with_columns(pl.coalesce(key, f"{key}_apart")).drop(f"{key}_apart")
 
 
 def _read_ids(table: OpenTable, key: str, accounts: TableAccounts) -> pl.DataFrame:

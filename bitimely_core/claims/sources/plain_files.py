@@ -153,7 +153,7 @@ class PlainFiles(NamedTuple):
     claims: list[str]
     patients: list[str]
     labels: list[str]
-    deaths: list[str]  # a row a subject who died
+    facts: Mapping[str, list[str]]  # death, birth, sex -> tables of them apart
     periods: list[str]  # a row a time of observation
     unread: list[str]  # other tables
     codes: Mapping[str, Sequence[str]]  # those with codes -> columns that name the claim
@@ -218,13 +218,16 @@ def find_plain_files(source: Source, accepted: AcceptedNames) -> PlainFiles:
     beside = {path: names for path, names in beside.items() if path not in patients}
     periods = _filter_tables(accepted.has_periods, beside)
     deaths = deaths or _filter_tables(accepted.has_deaths, beside)
-    for files in (claims, periods, patients, labels, deaths):
+    heads = itertools.chain(*(_list_columns(source, path) for path in patients))
+    facts = {"death": deaths, **_find_facts(accepted, list(heads), beside, periods)}
+    for files in (claims, periods, patients, labels, *facts.values()):
         _refuse_copies(files)
     _refuse_unjoined_tables(claims, beside, source, accepted)
     _refuse_without_claims(source, claims, paths, accepted)
-    unread = {path: beside[path] for path in beside if path not in (*periods, *deaths)}
+    read = {*periods, *itertools.chain(*facts.values())}
+    unread = {path: beside[path] for path in beside if path not in read}
     codes = _find_codes_beside(source, claims, unread, accepted)
-    return PlainFiles(claims, patients, labels, deaths, periods, list(unread), codes)
+    return PlainFiles(claims, patients, labels, facts, periods, list(unread), codes)
 
 
 def _refuse_without_claims(
@@ -262,6 +265,22 @@ def _choose_persons(accepted: AcceptedNames, beside: Mapping[str, Sequence[str]]
     """The tables with births, without any those with sexes."""
     born = _filter_tables(accepted.has_births, beside)
     return born or _filter_tables(accepted.has_sexes, beside)
+
+
+def _find_facts(
+    accepted: AcceptedNames,
+    heads: Sequence[str],
+    beside: Mapping[str, Sequence[str]],
+    periods: Sequence[str],
+) -> dict[str, list[str]]:
+    """Birth, sex -> the tables of them beside patients, whose columns `heads` do not tell them."""
+    others = {path: beside[path] for path in beside if path not in periods}
+    tests = {"birth": accepted.has_births, "sex": accepted.has_sexes}
+    return {
+        key: _filter_tables(test, others)
+        for key, test in tests.items()
+        if heads and not find_names(heads, accepted.patients[key])
+    }
 
 
 def _refuse_other_formats(source: Source) -> None:
@@ -464,8 +483,8 @@ def report_unread(files: PlainFiles, read_elsewhere: Sequence[str]) -> list[Find
     others = [path for path in plain if path not in years]
     columns = "no columns of subject, date and code are known in them"
     why = (
-        "beside the claims, but neither claims, patients, deaths nor labels by name, nor times of "
-        "observation by columns"
+        "beside the claims, but neither claims, patients, deaths nor labels by name, nor births, "
+        "sexes or times of observation by columns"
     )
     return [
         *_report_codes(files, unread),
@@ -482,7 +501,7 @@ def report_other_formats(source: Source, files: PlainFiles) -> list[Finding]:
     """Warnings of files in formats that are not read here, which by their names hold more claims or
     what is told of subjects.
     """
-    used = (files.claims, files.patients, files.labels, files.deaths, files.periods)
+    used = (files.claims, files.patients, files.labels, *files.facts.values(), files.periods)
     read = set(map(name_table, itertools.chain(*used)))
     names = {name for role in (*ROLES, "periods") for name in words.WORDS["tables"][role]}
     claims = set(map(cut_number, files.claims))
