@@ -216,6 +216,29 @@ def test_who_had_the_outcome_by_the_index_day_has_no_risk(tmp_path: Path, design
 
 
 @slow
+@pytest.mark.parametrize("options", [["--as-of", "2014-06-30"], []])
+def test_who_left_before_the_index_day_is_named(tmp_path: Path, options: list[str]) -> None:
+    """A tenth left the day before, a tenth leaves on the day; of the others no end is known."""
+    raw, place, ids = tmp_path / "raw", ["-w", tmp_path / "w"], tmp_path / "ids.csv"
+    rows = write_diabetes(raw)
+    read = ["--phecode-map", MAP, "--default-source", "physician"]
+    choices = ["--min-codes", "2", "--no-select", "--cohort", "diabetes-incident"]
+    run("ingest", "pophr", raw, *place, *read, *choices)
+    run("train", "counts", "--data", "pophr", *place)
+    index = date(2014, 6, 30) if options else max(day for _, day, _ in rows)
+    ends = {f"p{i}": index - timedelta(int(i < 20)) for i in range(40)}
+    people = pl.read_csv(raw / "patients.csv")
+    end = pl.col("patient_id").replace_strict(ends, default=None).alias("obs_end")
+    people.with_columns(end).write_csv(raw / "patients.csv")
+    run("predict", "counts-pophr", raw, *place, *options, "--keep-ids", ids)
+    table = pl.read_csv(ids)
+    left = table.filter(pl.col("status") == "left the observation before the index day")
+    had = table.filter(pl.col("status") == "had the outcome by the index day")["subject_id"]
+    assert set(left["subject_id"]) == {f"p{i}" for i in range(20)} - set(had)
+    assert left["risk_diabetes"].null_count() == 0
+
+
+@slow
 def test_who_may_have_had_the_outcome_has_no_risk(tmp_path: Path) -> None:
     """MEDS has no kinds of claims: that of the training holds. Where the physicians of the training
     are absent, claims of another kind may be theirs; without births any age may be.

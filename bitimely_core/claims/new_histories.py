@@ -79,8 +79,9 @@ READING = (
 )
 # and those that hold for all, where the layout has such codes or times
 CODING = ("codes", "time_unit", "sex_restrictions")
-AS_TRAINED, FEW, SILENT, ABSENT_SO_FAR, DEAD, HAD, DOUBTFUL = (
+AS_TRAINED, LEFT, FEW, SILENT, ABSENT_SO_FAR, DEAD, HAD, DOUBTFUL = (
     "as in the training",
+    "left the observation before the index day",
     "fewer codes than in the training",
     "no known code",
     "no row up to the index day",
@@ -132,7 +133,7 @@ def read_subjects(
     made = build_new_histories(cache, prepared, home / "sequences", as_of)
     return NewHistories(
         sequences=made.sequences,
-        people=_mark_deaths(made.people, open_cache(cache, verify=False)),
+        people=_mark_ends(made.people, open_cache(cache, verify=False), made.manifest.data_end),
         unknown=made.unknown,
         dated=made.manifest.clock == "calendar",
         exact=is_open_source(made.manifest.dataset, made.manifest.settings.options.get("source")),
@@ -401,10 +402,14 @@ def _publish(
     )
 
 
-def _mark_deaths(people: pl.DataFrame, cache: Cache) -> pl.DataFrame:
-    """The people with `died`, and the status of those who died before their index day."""
-    deaths = cache.cohort(("subject_id", "death_day"))
-    marked = people.join(deaths, on="subject_id", how="left", maintain_order="left")
+def _mark_ends(people: pl.DataFrame, cache: Cache, data_end: int | None) -> pl.DataFrame:
+    """The people with `died`, and the status of those who died, or whose observation ended, before
+    their index day; one after the last day of the data is that day.
+    """
+    ends = cache.cohort(("subject_id", "death_day", "obs_end"))
+    marked = people.join(ends, on="subject_id", how="left", maintain_order="left")
+    last = pl.min_horizontal("index_day", pl.lit(data_end, pl.Int64))
+    left = (pl.col("obs_end") < last) & (pl.col("status") == AS_TRAINED)
     died = (pl.col("death_day") < pl.col("index_day")).fill_null(value=False)
-    marked = marked.with_columns(died.alias("died")).drop("death_day")
-    return marked.with_columns(status=pl.when("died").then(pl.lit(DEAD)).otherwise("status"))
+    status = pl.when(died).then(pl.lit(DEAD)).when(left).then(pl.lit(LEFT)).otherwise("status")
+    return marked.with_columns(died.alias("died"), status=status).drop("death_day", "obs_end")

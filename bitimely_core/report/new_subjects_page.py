@@ -28,8 +28,8 @@ RISKS = (
     "left out."
 )
 STATUS = (
-    "People with fewer codes than in the training, or without any that the model knows, have a "
-    "risk too; the model has not learned from such people. Who died before the index day has none, "
+    "People with fewer codes than in the training, without any that the model knows, or without "
+    "observation on the index day have a risk too; the model has not learned from such people. Who died before the index day has none, "
     "and who had the outcome by then, or may have had it, none of it."
 )
 UNKNOWN = (
