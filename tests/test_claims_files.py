@@ -313,6 +313,35 @@ def test_histories_without_labels_are_asked_for(ingest: Ingest, raw: Path) -> No
     assert open_cache(ended.workspace / "cache" / "pophr").events_manifest.names == []
 
 
+def test_ages_at_claims_are_a_way_to_births(ingest: Ingest, raw: Path) -> None:
+    claims = read_control().join(read_patients(), on="patient_id", how="left")
+    year, birth = (pl.col(name).str.head(4).cast(pl.Int32) for name in ("date", "birth_date"))
+    aged = claims.select("patient_id", "date", "icd9", "sex", Age=year - birth)
+    aged.write_csv(raw / "claims.csv")
+    first = ingest(raw)
+    assert first.has("patients.csv", "birth_date", "the year of a claim less its 'Age'")
+    born = aged.select("patient_id", birth_date=year - pl.col("Age"))
+    born.unique("patient_id").write_csv(raw / "patients.csv")
+    second = ingest(raw, workspace="v")
+    assert (second.code, second.count_cases()) == (0, RIGHT)
+
+
+@pytest.mark.parametrize(
+    ("text", "advice", "other"),
+    [("", "Their dates are missing", "--date-format"), ("13.2005", "--date-format", "missing")],
+)
+def test_rows_without_a_date_are_told_from_those_in_another_form(
+    ingest: Ingest, raw: Path, text: str, advice: str, other: str
+) -> None:
+    copy_patients(raw)
+    is_left = pl.int_range(pl.len()) % 3 > 0
+    claims = read_control().with_columns(date=pl.when(is_left).then("date").otherwise(pl.lit(text)))
+    claims.write_csv(raw / "claims.csv")
+    ended = ingest(raw)
+    assert ended.has("280 rows, expected a calendar date", advice)
+    assert not ended.has("280 rows, expected a calendar date", other)
+
+
 def test_births_and_sexes_on_the_rows_of_the_claims(ingest: Ingest, raw: Path) -> None:
     """As MarketScan has them."""
     claims = read_control().join(read_patients(), on="patient_id", how="left")

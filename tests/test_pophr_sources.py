@@ -728,3 +728,11 @@ def test_cases_of_claims_are_refused_or_handed_to_the_row_checks(tmp_path: Path)
         assert code in {cases[name]["reason"], *cases[name]["reason_alt"]}
         assert "fail" in {cases[name]["expect"], *cases[name]["alt"]}
     assert reported == {"CL16": {"label_chars"}, "CL21": {"unmatched_labels"}}
+
+
+def test_a_year_alone_is_advised_as_the_date(tmp_path: Path) -> None:
+    write_files(tmp_path, claims__csv="patient_id,Year,icd9\na1,2001,428.0\na2,2002,038.9\n")
+    hint = catch_refusal(tmp_path).finding.hint
+    assert "--col date='Year' --date-format date=year" in str(hint)
+    _, events = read_folder(tmp_path, col=["date=Year"], date_format=["date=year"])
+    assert events["date"].to_list() == ["2001-07-01", "2002-07-01"]

@@ -69,7 +69,7 @@ def write_ingest_report(job: ClaimsJob, cleaning: CleaningFindings, content: str
                     if shapes
                     else f"{n} {kind}",
                     REQUIREMENTS.get(reason, ""),
-                    _advise_codes(job, account, reason),
+                    _advise_codes(job, account, reason, table.file),
                     level="warning" if reason in RULE_REASONS else "error",
                     file=table.file,
                     count=n,
@@ -98,18 +98,20 @@ HINTS = {
     Reason.DATE: "If they have a form of their own, give it, as --date-format %d/%m/%Y: dates as "
     "YYYY-MM-DD beside them stay so",
 }
+NO_DATES = "Their dates are missing: fill them in where the source has them"
 
 
-def _advise_codes(job: ClaimsJob, account: RowAccount, reason: Reason) -> str:
+def _advise_codes(job: ClaimsJob, account: RowAccount, reason: Reason, file: str) -> str:
     """The option that reads rows that are left out for their dates or codes: of codes of the other
     vocabulary the one that tells ICD-9 from ICD-10 by the date, where nothing states that of each.
     """
     examples = account.examples.get(reason, [])
     if any(map(SPREADSHEET.fullmatch, examples)):
         return SPREADSHEET_HINT
-    if reason in HINTS:
-        return HINTS[reason]
     survey, tables = job.claims.survey, job.claims.events.tables
+    if reason in HINTS:
+        is_missing = reason == Reason.DATE and file not in survey.odd_dates
+        return NO_DATES if is_missing else HINTS[reason]
     is_stated = survey.stated == "surely" or any("vocab" in t.table.columns for t in tables)
     if reason not in LOOKS or is_stated or not any(map(LOOKS[reason].match, examples)):
         return ""

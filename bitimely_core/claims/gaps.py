@@ -33,7 +33,12 @@ ALIKE = (
     "part of them"
 )
 ADD_PATIENTS = "Put patients.csv with patient_id, birth_date and sex beside the claims"
-GIVE_KINDS = "Give the kind of claims with --default-source, or --col source=COLUMN"
+GIVE_KINDS = {  # layout -> what to do where no rule can see the kinds of its claims
+    "claims": "Give the kind of claims with --default-source, or --col source=COLUMN",
+    "omop": "Give the kind of claims with --default-source",
+    "meds": "Give the kind of claims with --default-source",
+    "synpuf": "Put the files of inpatient and carrier claims beside those that are there",
+}
 NO_LABELS = (
     "For dates and codes alone give --cohort diabetes-codes --no-select; for histories without "
     "labels --rules none --no-select"
@@ -145,9 +150,7 @@ def list_aged_labels(job: ClaimsJob) -> list[str]:
 
 def _find_advice(job: ClaimsJob, key: str) -> str:
     """What to give so that `key` is known."""
-    if job.claims.subjects is None and job.options.source == "claims":
-        return ADD_PATIENTS
-    return job.claims.advice.get(key, "")
+    return job.claims.advice.get(key, ADD_PATIENTS if job.options.source == "claims" else "")
 
 
 def _join_names(names: Sequence[str]) -> str:
@@ -173,7 +176,7 @@ def _find_cause(
     if present and needed.isdisjoint(present):
         kinds = f"found only {' and '.join(sorted(present))} rows"
         text = f"its rule needs {' or '.join(sorted(needed))} rows, {kinds}"
-        return _Cause(text, GIVE_KINDS, "source")
+        return _Cause(text, GIVE_KINDS.get(job.options.source, ""), "source")
     if label.unknown and rule.min_age_years is not None and counts.births < counts.subjects:
         text = f"its rule needs an age, births of {counts.births} of {counts.subjects} are known"
         return _Cause(text, _find_advice(job, "birth"), "birth")

@@ -690,6 +690,7 @@ def _read_subject_facts(request: _Request, files: PlainFiles) -> _SubjectFacts:
             frame = _add_facts(frame, deaths, "death")
     else:
         frame = _read_patients_of_claims(request, files.claims, wanted, named)
+        advice = _advise_ages(list_names(request.source, file))
     for key, paths in files.facts.items():
         if not paths:
             continue
@@ -704,6 +705,16 @@ def _read_subject_facts(request: _Request, files: PlainFiles) -> _SubjectFacts:
         return _SubjectFacts(frame, file, advice, spells, file)
     spells = _read_period_tables(request, files.periods)
     return _SubjectFacts(frame, file, advice, spells, files.periods[0])
+
+
+def _advise_ages(names: Sequence[str]) -> dict[str, str]:
+    """How to give births where claims have ages at them."""
+    ages = find_names(names, words.WORDS["ages"]["years"])
+    return {
+        "birth": "Put patients.csv with patient_id, birth_date and sex beside the claims: the year "
+        f"of a claim less its {safe_text(name)} is near that of the birth"
+        for name in ages[:1]
+    }
 
 
 def _read_deaths_in_hospital(request: _Request, files: Sequence[str]) -> pl.DataFrame:

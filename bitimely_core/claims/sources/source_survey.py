@@ -156,6 +156,7 @@ class SourceSurvey(TableAccounts):
     subjects: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))  # `hash_ids`
     # file -> source concept -> rows that were left out for it
     unused: dict[str, Counter[str]] = field(default_factory=dict)
+    odd_dates: set[str] = field(default_factory=set)  # files with texts that are no dates
 
     def read(self, source_tables: Sequence[SourceTable]) -> Iterator[pl.DataFrame]:
         """The frames of `EventReader`. Each is surveyed as it is read.
@@ -205,6 +206,7 @@ class SourceSurvey(TableAccounts):
         self.events += tally.events
         self.records[table.file] = tally.records
         self.unused[table.file] = tally.unused
+        self.odd_dates.update([table.file] * bool(dates.bad))
         seen, kind = tally.events + tally.dropped.total(), "codes" if table.wide else "rows"
         dropped = dict(tally.dropped)
         self.rows.append(SourceRows(file=table.file, kind=kind, seen=seen, dropped=dropped))
