@@ -1286,6 +1286,8 @@ def test_births_and_sexes_in_tables_apart(
     patients = patients.with_columns(sex=pl.Series(["M", "F", "F"] * 20))
     (raw / "patients.csv").unlink()
     patients.select("patient_id", *facts).write_csv(raw / first)
+    wanted = [name for name in ("birth_date", "sex") if name not in facts]
+    assert ingest(raw, workspace="v").has(f"Add a column {wanted[0]} to {first}")
     patients.select("patient_id", fact).write_csv(raw / second)
     ended = ingest(raw)
     assert (ended.code, ended.count_cases()) == (0, RIGHT)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import importlib
 import json
 import shutil
 from datetime import date, timedelta
@@ -236,6 +237,32 @@ def test_who_left_before_the_index_day_is_named(tmp_path: Path, options: list[st
     had = table.filter(pl.col("status") == "had the outcome by the index day")["subject_id"]
     assert set(left["subject_id"]) == {f"p{i}" for i in range(20)} - set(had)
     assert left["risk_diabetes"].null_count() == 0
+
+
+@slow
+def test_risks_are_not_calibrated_on_people_of_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw, place = tmp_path / "raw", ["-w", tmp_path / "w"]
+    write_diabetes(raw)
+    read = ["--phecode-map", MAP, "--default-source", "physician"]
+    choices = ["--min-codes", "2", "--no-select", "--cohort", "diabetes-incident"]
+    run("ingest", "pophr", raw, *place, *read, *choices)
+    run("train", "counts", "--data", "pophr", *place)
+    labelled: list[int] = []
+
+    def note(head: object, rows: Any, *_: object) -> list[None]:
+        labelled.extend(map(int, rows.subjects()))
+        return [None]
+
+    workflow = importlib.import_module("bitimely_core.workflows.predict")
+    monkeypatch.setattr(workflow, "fit_recalibrations", note)
+    run("predict", "counts-pophr", raw, *place, "--calibrate-on", "pophr")
+    shards = (tmp_path / "w/tokens/pophr").glob("sequences-*.parquet")
+    people = pl.concat([pl.read_parquet(path) for path in shards])
+    validation = people.filter(pl.col("split").cast(pl.String) == "validation")["subject_id"]
+    assert len(labelled) > 5
+    assert set(labelled) == set(validation)
 
 
 @slow

@@ -513,11 +513,12 @@ def _calibrate_on(model: Predictor, recordings: Path, mapping: ChannelMap) -> Pr
 def _recalibrate(
     model: HistoryPredictor, tokens: str, workspace: Path, place: Computation
 ) -> HistoryPredictor:
-    """The model with risks that are recalibrated on labelled people, in the vocabulary of the
-    run.
+    """The model with risks that are recalibrated on labelled people, in the vocabulary of the run;
+    of the people of its own cache on the validation split, whom it was not trained on.
     """
     name = apply_vocabulary(model.run.folder, tokens, workspace)
-    labelled = prepare_windows(name, Execution(workspace))
+    windows = prepare_windows(name, Execution(workspace))
+    labelled = windows["validation"] if len(windows["train"]) else windows
     fitted = fit_recalibrations(model.head, labelled, tokens, place)
     return replace(model, recalibrations=fitted)
 

@@ -811,8 +811,11 @@ def _advise_column(key: str, table: OpenTable, file: str) -> str:
     """What to give where a table of patients has no column of `key`; "" where it has one."""
     if key in table.columns:
         return ""
-    if similar := words.find_lookalikes(key, table.list_unread()):
+    unread = table.list_unread()
+    if similar := words.find_lookalikes(key, unread):
         return f"Give --col {key}={safe_text(min(similar)).strip(QUOTES)}"
+    if not unread:
+        return f"Add a column {PATIENT_COLUMNS[key][0]} to {file}"
     listed = ", ".join(map(safe_text, table.list_names()[:10]))
     return f"Give --col {key}=NAME: the columns of {file} are {listed}"
 
