@@ -29,8 +29,9 @@ RISKS = (
 )
 STATUS = (
     "People with fewer codes than in the training, without any that the model knows, or without "
-    "observation on the index day have a risk too; the model has not learned from such people. Who died before the index day has none, "
-    "and who had the outcome by then, or may have had it, none of it."
+    "observation on the index day have a risk too; the model has not learned from such people. Who "
+    "died before the index day has none, and who had the outcome by then, or may have had it, none "
+    "of it."
 )
 UNKNOWN = (
     "Codes that are no part of the input, with the rows that have them up to the index day. A "

@@ -692,14 +692,12 @@ def _read_subject_facts(request: _Request, files: PlainFiles) -> _SubjectFacts:
         frame = _read_patients_of_claims(request, files.claims, wanted, named)
         advice = _advise_ages(list_names(request.source, file))
     for key, paths in files.facts.items():
-        if not paths:
-            continue
         names = (*wanted[key], *("date", "datum") * (key == "death"))
         columns = {"subject": wanted["subject"], key: names}
         rows = pl.concat(_read_subject_rows(request, path, columns) for path in paths)
-        facts = keep_unique_rows(rows.drop_nulls(key), paths[0], request.survey, "subject")
+        apart = keep_unique_rows(rows.drop_nulls(key), paths[0], request.survey, "subject")
         file = paths[0] if frame is None else file
-        frame = _add_facts(frame, facts.drop("row"), key)
+        frame = _add_facts(frame, apart.drop("row"), key)
     frame = close_vital_states(frame, file, request.survey)
     if not files.periods:
         return _SubjectFacts(frame, file, advice, spells, file)
@@ -710,11 +708,13 @@ def _read_subject_facts(request: _Request, files: PlainFiles) -> _SubjectFacts:
 def _advise_ages(names: Sequence[str]) -> dict[str, str]:
     """How to give births where claims have ages at them."""
     ages = find_names(names, words.WORDS["ages"]["years"])
-    return {
-        "birth": "Put patients.csv with patient_id, birth_date and sex beside the claims: the year "
-        f"of a claim less its {safe_text(name)} is near that of the birth"
-        for name in ages[:1]
-    }
+    if not ages:
+        return {}
+    advice = (
+        "Put patients.csv with patient_id, birth_date and sex beside the claims: the year of a "
+        f"claim less its {safe_text(ages[0])} is near that of the birth"
+    )
+    return {"birth": advice}
 
 
 def _read_deaths_in_hospital(request: _Request, files: Sequence[str]) -> pl.DataFrame:

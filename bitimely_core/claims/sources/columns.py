@@ -166,9 +166,10 @@ def _refuse_missing(
     None: `--col` names no column of this table.
     """
     expected, alike = ", ".join(missing.values()), _match_lookalikes(missing, unused or ())
+    flags = dict.fromkeys(missing, "NAME") | alike
     years = find_names(unused or (), words.WORDS["date_parts"]["year"])
-    dated = {"date": f"{safe_text(name)} --date-format date=year" for name in years[:1]}
-    flags = {key: alike.get(key) or dated.get(key, "NAME") for key in missing}
+    if years and flags.get("date") == "NAME":
+        flags["date"] = f"{safe_text(years[0])} --date-format date=year"
     advice = " ".join(f"--col {key}={name}" for key, name in flags.items())
     # a first line without any is perhaps a patient's row: nothing of it is shown
     if not is_header and not alike:

@@ -153,7 +153,7 @@ class PlainFiles(NamedTuple):
     claims: list[str]
     patients: list[str]
     labels: list[str]
-    facts: Mapping[str, list[str]]  # death, birth, sex -> tables of them apart
+    facts: Mapping[str, list[str]]  # death, birth, sex -> tables of them apart, if there are any
     periods: list[str]  # a row a time of observation
     unread: list[str]  # other tables
     codes: Mapping[str, Sequence[str]]  # those with codes -> columns that name the claim
@@ -219,13 +219,14 @@ def find_plain_files(source: Source, accepted: AcceptedNames) -> PlainFiles:
     periods = _filter_tables(accepted.has_periods, beside)
     deaths = deaths or _filter_tables(accepted.has_deaths, beside)
     heads = itertools.chain(*(_list_columns(source, path) for path in patients))
-    facts = {"death": deaths, **_find_facts(accepted, list(heads), beside, periods)}
+    others = {path: beside[path] for path in beside if path not in (*periods, *deaths)}
+    facts = _find_facts(accepted, deaths, list(heads), others)
     for files in (claims, periods, patients, labels, *facts.values()):
         _refuse_copies(files)
     _refuse_unjoined_tables(claims, beside, source, accepted)
     _refuse_without_claims(source, claims, paths, accepted)
-    read = {*periods, *itertools.chain(*facts.values())}
-    unread = {path: beside[path] for path in beside if path not in read}
+    read = set(itertools.chain(*facts.values()))
+    unread = {path: others[path] for path in others if path not in read}
     codes = _find_codes_beside(source, claims, unread, accepted)
     return PlainFiles(claims, patients, labels, facts, periods, list(unread), codes)
 
@@ -269,18 +270,18 @@ def _choose_persons(accepted: AcceptedNames, beside: Mapping[str, Sequence[str]]
 
 def _find_facts(
     accepted: AcceptedNames,
+    deaths: list[str],
     heads: Sequence[str],
-    beside: Mapping[str, Sequence[str]],
-    periods: Sequence[str],
+    others: Mapping[str, Sequence[str]],
 ) -> dict[str, list[str]]:
-    """Birth, sex -> the tables of them beside patients, whose columns `heads` do not tell them."""
-    others = {path: beside[path] for path in beside if path not in periods}
-    tests = {"birth": accepted.has_births, "sex": accepted.has_sexes}
-    return {
-        key: _filter_tables(test, others)
-        for key, test in tests.items()
-        if heads and not find_names(heads, accepted.patients[key])
-    }
+    """Death, birth, sex -> the tables of it apart. Births and sexes are those that the columns
+    `heads` of patients do not tell; without patients claims do.
+    """
+    facts = {"death": deaths}
+    for key, test in (("birth", accepted.has_births), ("sex", accepted.has_sexes)):
+        if heads and not find_names(heads, accepted.patients[key]):
+            facts[key] = _filter_tables(test, others)
+    return {key: paths for key, paths in facts.items() if paths}
 
 
 def _refuse_other_formats(source: Source) -> None:
