@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import polars as pl
 import pytest
-from claims_folders import read_folder, write_files
+from claims_folders import GOOD, HEAD, read_folder, write_files
 from samples import SHARED, needs_sample
 from short_maps import MAP9, MAP10
 
@@ -1293,6 +1293,16 @@ def test_births_and_sexes_in_tables_apart(
     assert (ended.code, ended.count_cases()) == (0, RIGHT)
     sexes = open_cache(ended.workspace / "cache" / "pophr").cohort()["sex"].to_list()
     assert (sexes.count(1), sexes.count(2)) == (20, 40)
+
+
+def test_sexes_that_differ_between_rows_of_a_table_apart_are_unknown(tmp_path: Path) -> None:
+    visits = "patient_id,sex,ward\na1,F,1\na1,F,2\na2,M,1\na2,F,2\n"
+    patients = "patient_id,birth_date\na1,1950-01-02\na2,1951-01-02\n"
+    write_files(tmp_path, claims__csv=HEAD + GOOD, patients__csv=patients, visits__csv=visits)
+    claims, _ = read_folder(tmp_path)
+    assert claims.subjects is not None
+    sexes = dict(claims.subjects.select("subject_id", "sex").iter_rows())
+    assert sexes == {"a1": 2, "a2": None}
 
 
 @pytest.mark.slow

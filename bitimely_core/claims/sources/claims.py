@@ -695,6 +695,9 @@ def _read_subject_facts(request: _Request, files: PlainFiles) -> _SubjectFacts:
         names = (*wanted[key], *("date", "datum") * (key == "death"))
         columns = {"subject": wanted["subject"], key: names}
         rows = pl.concat(_read_subject_rows(request, path, columns) for path in paths)
+        if key != "death":  # they may stand on any number of rows
+            rows = _keep_single_facts(rows.drop("row"), paths[0], request.survey)
+            rows = rows.with_row_index("row", 1)
         apart = keep_unique_rows(rows.drop_nulls(key), paths[0], request.survey, "subject")
         file = paths[0] if frame is None else file
         frame = _add_facts(frame, apart.drop("row"), key)
@@ -881,7 +884,7 @@ def _keep_single_facts(rows: pl.DataFrame, file: str, accounts: TableAccounts) -
     groups = rows.group_by("subject", maintain_order=True)
     several = groups.agg(texts.n_unique() > 1).drop("subject").sum()
     for column in several:
-        problem = f"subjects have several texts of {column.name} in their claims"
+        problem = f"subjects have several texts of {column.name} on their rows"
         accounts.findings += warn_of_rows(
             column[0], Reason.METADATA, problem, "it counts as unknown", file=file
         )
