@@ -600,6 +600,37 @@ def test_the_only_label_of_a_matlab_file_is_that_of_the_recording(
     assert sum(len(s.samples) for s in record.signals) == np.prod(shape)
 
 
+@pytest.mark.parametrize("ending", ["npz", "mat"])
+@pytest.mark.parametrize(
+    ("arrays", "units", "stored"),
+    [
+        ({"ecg": (300,)}, "mV", {"ecg": "mV"}),
+        ({"signal": (300,)}, "microV", {"channel 1": "uV"}),
+        ({"ecg": (300,)}, "furlong", {"ecg": ""}),
+        ({"data": (300, 2), "ch_names": ["ECG", "RESP"]}, ["mV", "V"], {"ECG": "mV", "RESP": "V"}),
+        ({"data": (300, 2)}, ["mV", "uV"], {"channel 1": "mV", "channel 2": "uV"}),
+    ],
+)
+def test_units_and_the_name_of_a_vector_in_a_file_of_arrays_are_used(
+    folder: Path, ending: str, arrays: dict[str, Any], units: Any, stored: dict[str, str]
+) -> None:
+    values = np.random.default_rng(0).normal(size=(300, 2))
+    content = {
+        name: values[:, : np.prod(shape) // 300].reshape(shape)
+        if isinstance(shape, tuple)
+        else np.array(shape, object if ending == "mat" else None)
+        for name, shape in arrays.items()
+    }
+    content |= {"fs": 100.0, "units": np.array(units, object) if ending == "mat" else units}
+    if ending == "npz":
+        np.savez(folder / "a.npz", **content)
+    else:
+        scipy.io.savemat(folder / "a.mat", content)
+    record = read_folder(folder)["a"]
+    assert {signal.channel: signal.unit for signal in record.signals} == stored
+    assert np.allclose(record.signals[0].samples, values[:, 0], rtol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["npz", "mat"])
 def test_a_rate_in_a_file_of_arrays_is_used(folder: Path, kind: str) -> None:
     values = np.random.default_rng(0).standard_normal((4, 700))

@@ -126,8 +126,9 @@ def read_array(path: Path, name: str = "", beside: Collection[str] = ()) -> np.n
         return _decode(numeric[0], data)
 
 
-def read_channels(path: Path, beside: Collection[str]) -> dict[str, np.ndarray]:
-    """Name -> numbers of the vectors of one length of a file that holds several and no other array.
+def read_channels(path: Path, beside: Collection[str], least: int = 2) -> dict[str, np.ndarray]:
+    """Name -> numbers of the vectors of one length of a file that holds at least so many and no
+    other array.
 
     `beside`: names, in small letters, of those that are none of them. Raises UserError: as
     `read_array`.
@@ -137,7 +138,7 @@ def read_channels(path: Path, beside: Collection[str]) -> dict[str, np.ndarray]:
         numeric = _list_numeric(list_variables(data).values(), beside)
         lengths = {math.prod(variable.shape) for variable in numeric}
         are_vectors = all(lengths == {max(variable.shape)} for variable in numeric)
-        if len(numeric) < 2 or not are_vectors:
+        if len(numeric) < least or not are_vectors:
             return {}
         return {variable.name: _decode(variable, data).reshape(-1) for variable in numeric}
 

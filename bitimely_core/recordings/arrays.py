@@ -21,7 +21,7 @@ from bitimely_core.formats import matlab
 from bitimely_core.formats.label_tables import STAGE_NAMES
 from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.formats.text import sanitize_label
-from bitimely_core.formats.units import find_rate_fault, narrow_samples
+from bitimely_core.formats.units import find_rate_fault, find_unit, narrow_samples
 from bitimely_core.recordings.mapping import RecordingInfo, find_suffix, strip_suffix
 from bitimely_core.recordings.pieces import EPOCH_GAP, name_epochs, place_in_row, report_epochs
 from bitimely_core.recordings.selection import make_record, report_missing
@@ -37,6 +37,20 @@ NAME_WORDS = {
     "ch_names", "chnames", "channels", "channel_names", "channelnames", "chans", "leads",
     "sig_name", "sig_names", "signal_names", "names", "ch_label", "ch_labels",
 }  # fmt: skip
+UNIT_WORDS = {"unit", "units"}  # of texts in a file that are the units of its channels
+# names of a vector that say nothing of its channel
+PLAIN_WORDS = {
+    "x",
+    "data",
+    "raw",
+    "signal",
+    "signals",
+    "val",
+    "values",
+    "samples",
+    "arr_0",
+    "array",
+}
 # names of a single number in a file that is its rate
 RATE_WORDS = {
     "fs", "srate", "sfreq", "rate", "sampling_rate", "samplingrate", "sample_rate", "samplerate",
@@ -57,8 +71,8 @@ def read_npy(path: Path, rel: str, info: RecordingInfo, labels: Path | None = No
     samples] or [epochs, samples, channels], whose classes may be in the array `labels`.
     """
     with locate_errors(rel):
-        values, inside, names = _load_arrays(path, info.variable)
-        info = _name_channels(info, names, values.shape)
+        values, inside, names, units = _load_arrays(path, info.variable)
+        info = _add_units(_name_channels(info, names, np.atleast_2d(values).shape), units)
         info, inside = _add_class(info, inside)
         if values.dtype.kind not in "iuf" or values.ndim not in {1, 2, 3} or values.size == 0:
             problem = f"is an array of {values.ndim} dimensions of {values.dtype}"
@@ -88,6 +102,27 @@ def _name_channels(
     if info.channels or len(names) not in shape:
         return info
     return replace(info, channels={name: (name, "") for name in names})
+
+
+def _add_units(info: RecordingInfo, units: Sequence[str]) -> RecordingInfo:
+    """`info` with the known units that a file states, of all channels or one each, where the map
+    states none.
+    """
+    known = [unit.name if (unit := find_unit(text)) else "" for text in units]
+    if info.unit or not any(known):
+        return info
+    if len(set(known)) == 1:
+        return replace(info, unit=known[0])
+    names = info.channels or {name: (name, "") for name in _number_channels(len(known))}
+    if len(names) != len(known):
+        return info
+    pairs = zip(names.items(), known, strict=True)
+    return replace(info, channels={key: (name, old or new) for (key, (name, old)), new in pairs})
+
+
+def _number_channels(count: int) -> list[str]:
+    """The names of channels that have none."""
+    return [f"channel {i}" for i in range(1, count + 1)]
 
 
 def _add_class(
@@ -361,6 +396,7 @@ class NumpyContent(NamedTuple):
     samples: np.ndarray
     labels: np.ndarray | None  # of the samples; None: it holds none
     names: tuple[str, ...] = ()  # of the channels
+    units: tuple[str, ...] = ()  # of all channels, or one each
 
 
 def _load_arrays(path: Path, variable: str) -> NumpyContent:
@@ -376,7 +412,16 @@ def _load_arrays(path: Path, variable: str) -> NumpyContent:
         hint = "Name that of the samples: `variable` in [[files]] of the map"
         raise input_error(Reason.SCHEMA, problem, "expected one of samples", hint)
     classes = [arrays[name] for name in labels]
-    return NumpyContent(arrays[samples.pop()], find_only(classes, None), _find_names(arrays))
+    name = samples.pop()
+    names = _check_names(_find_texts(arrays, NAME_WORDS)) or _name_vector(name, arrays[name].shape)
+    units = _find_texts(arrays, UNIT_WORDS)
+    return NumpyContent(arrays[name], find_only(classes, None), names, units)
+
+
+def _name_vector(name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+    """The name of the only channel, where that of its array says what it is."""
+    is_plain = math.prod(shape) > max(shape) or name.lower() in PLAIN_WORDS
+    return () if is_plain else _check_names([name])
 
 
 def _name_labels(arrays: Mapping[str, np.ndarray]) -> set[str]:
@@ -389,11 +434,11 @@ def _may_be_samples(array: np.ndarray) -> bool:
     return array.size > 1 and array.dtype.kind not in "SU"
 
 
-def _find_names(arrays: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-    """The names of the channels, where one array holds them; (): none, or two are equal."""
+def _find_texts(arrays: Mapping[str, np.ndarray], words: Container[str]) -> tuple[str, ...]:
+    """The texts of the array that is called as one of `words`; (): there is none."""
     for name, array in arrays.items():
-        if name.lower() in NAME_WORDS and array.dtype.kind == "U" and array.ndim < 2:
-            return _check_names(np.atleast_1d(array).tolist())
+        if name.lower() in words and array.dtype.kind == "U" and array.ndim < 2:
+            return tuple(np.atleast_1d(array).tolist())
     return ()
 
 
@@ -453,14 +498,15 @@ def read_mat(path: Path, rel: str, info: RecordingInfo, labels: Path | None = No
             return _make_trials(trials, rel, info, classes)
         info = _add_matlab_class(path, info)
         values, names = find_samples(path, info)
+        units = matlab.read_texts(path, UNIT_WORDS)
         if names:
-            info = _name_channels(info, names, values.shape)
+            info = _add_units(_name_channels(info, names, values.shape), units)
             return _make_mat_record(path, rel, info, values)
         if values.ndim not in {2, 3} or values.size == 0:
             problem = f"is an array of {_list_shape(values)}"
             wanted = "expected [samples, channels] or [channels, samples]"
             raise input_error(Reason.DIMENSIONS, problem, wanted, field="variable")
-        info = _read_names(path, info, values)
+        info = _add_units(_read_names(path, info, values), units)
         if values.ndim == 3:
             if _has_epochs_last(values.shape, info):
                 values = np.moveaxis(values, 2, 0)
@@ -499,8 +545,10 @@ def _read_names(path: Path, info: RecordingInfo, values: np.ndarray) -> Recordin
     """
     words = NAME_WORDS if values.ndim == 3 else NAME_WORDS | {"label", "labels"}
     names = _check_names(matlab.read_texts(path, words))
-    is_class = names == (info.attributes.get("label"),)
-    return info if is_class else _name_channels(info, names, values.shape)
+    if names in {(), (info.attributes.get("label"),)}:
+        name, *others = [*matlab.read_channels(path, ARRAY_LABELS | TIME_WORDS, least=1), ""]
+        names = _name_vector(name, values.shape) if others == [""] else ()
+    return _name_channels(info, names, values.shape)
 
 
 def _add_matlab_class(path: Path, info: RecordingInfo) -> RecordingInfo:
@@ -583,7 +631,7 @@ def _make_array_signals(table: np.ndarray, info: RecordingInfo) -> list[Signal]:
 
     Raises UserError: dimensions, physical_range.
     """
-    names = list(info.channels) or [f"channel {i}" for i in range(1, table.shape[1] + 1)]
+    names = list(info.channels) or _number_channels(table.shape[1])
     if len(names) != table.shape[1]:
         problem = f"has {table.shape[1]} columns"
         raise input_error(Reason.DIMENSIONS, problem, f"the map names {len(names)} channels")
