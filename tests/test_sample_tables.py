@@ -146,6 +146,39 @@ DIALECTS = {
         gzip.compress(lines("time_ms,ecg_mV\n", lambda i, v: f"{4 * i},{v}").encode()),
         [("ecg_mV", "mV", 250.0)],
     ),
+    "a unit above the table": (
+        "a.csv",
+        lines("# units: mV\ntime,ecg\n", lambda i, v: f"{i / 100},{v}").encode(),
+        [("ecg", "mV", 100.0)],
+    ),
+    "a unit above the table and in a header": (
+        "a.csv",
+        lines("# unit: mV\nt,ecg,bp [mmHg]\n", lambda i, v: f"{i / 100},{v},{-v}").encode(),
+        [("ecg", "", 100.0), ("bp", "mmHg", 100.0)],
+    ),
+    "a unit in a column": (
+        "a.csv",
+        lines("time_s,value,unit\n", lambda i, v: f"{i / 4},{v},count/min").encode(),
+        [("value", "bpm", 4.0)],
+    ),
+    "an address behind a unit": (
+        "a.csv",
+        lines(
+            "time [s/256],ECG_I [NA](/api/datatype/4113/),hr [bpm](/api/datatype/19/)\n",
+            lambda i, v: f"{437000000000 + i},{v},{-v}",
+        ).encode(),
+        [("ECG_I", "", 256.0), ("hr", "bpm", 256.0)],
+    ),
+    "units as names": (
+        "a.csv",
+        lines("s,mV,ABP mmHg\n", lambda i, v: f"{i / 250},{v},{-v}").encode(),
+        [("mV", "mV", 250.0), ("ABP mmHg", "mmHg", 250.0)],
+    ),
+    "a minus of typesetters": (
+        "a.csv",
+        lines("t,x\n", lambda i, v: f"{i / 100},{v}".replace("-", "\u2212")).encode(),
+        [("x", "", 100.0)],
+    ),
     "names that are not units": (
         "a.csv",
         lines("t,EEG(sec),EOG(L)\n", lambda i, v: f"{i / 100},{v},{-v}").encode(),
@@ -713,6 +746,7 @@ def test_irregular_observations_lie_on_a_grid(tmp_path: Path) -> None:
     ("name", "header", "factor", "unit"),
     [
         ("p1_rr.txt", "", 1, "ms"),
+        ("p1_hrv.txt", "", 1, "ms"),
         ("a.csv", "RR (s)\n", 1000, "s"),
         ("a.csv", "IBI_ms\n", 1, "ms"),
         ("NN-intervals.csv", "", 1000, "s"),
@@ -738,7 +772,7 @@ def test_other_columns_are_no_intervals_between_beats(
     tmp_path: Path, name: str, shift: int
 ) -> None:
     text = "".join(f"{value:g}\n" for value in shift + (150 * WAVE).round())
-    with pytest.raises(UserError, match="states no sampling rate"):
+    with pytest.raises(UserError, match="states no sampling rate.*_rr at the end of its name"):
         read(tmp_path, name, text)
 
 
@@ -805,6 +839,11 @@ APPLE = (
 SIGNALS = (
     '# OpenSignals Text File Format\n# {"00:07:80": {"sensor": ["ECG"], "column": ["nSeq", "DI",'
     ' "ECG"], "sampling rate": 500, "channels": [2]}}\n# EndOfHeader\n'
+)
+SPIKE2 = lines(
+    '"INFORMATION"\n"Jane Doe"\n"SUMMARY"\n\n"CHANNEL"\t"1"\n"Waveform"\n"No comment"\n'
+    '"EEG"\n"mV"\n"START"\t0.00000\t0.00200\n',
+    lambda _, v: f"{v}",
 )
 FORMS = {
     "Apple ECG": ("ecg_2020-01-01.csv", lines(APPLE, lambda _, v: f"{v}"), [("Lead I", "uV", 512)]),
@@ -975,6 +1014,38 @@ FORMS = {
             ),
         ),
         [("Glukosewert-Verlauf mg/dL", "mg/dL", 1 / 900)],
+    ),
+    "FreeStyle Libre with Spanish names": (
+        "a.csv",
+        lines(
+            "Datos de glucosa,Generado el,01-05-2023 10:00 UTC,Generado por,Jane Doe\n"
+            "Dispositivo,Número de serie,Sello de tiempo del dispositivo,Tipo de registro,"
+            "Historial de glucosa mg/dL,Escaneo de glucosa mg/dL,Notas\n",
+            lambda i, v: (
+                "FreeStyle LibreLink,A1,"
+                f"{datetime(2023, 5, 1) + timedelta(minutes=15 * i):%d-%m-%Y %H:%M},0,{v},,"
+            ),
+        ),
+        [("Historial de glucosa mg/dL", "mg/dL", 1 / 900)],
+    ),
+    "Apple Health": (
+        "a.csv",
+        lines(
+            "type,sourceName,sourceVersion,unit,creationDate,startDate,endDate,value\n",
+            lambda i, v: (
+                "HKQuantityTypeIdentifierHeartRate,Jane Doe's Watch,9.1,count/min,"
+                "2024-03-02 08:00:00 +0100,"
+                f"{datetime(2024, 3, 1) + timedelta(seconds=5 * i)} +0100,"
+                f"{datetime(2024, 3, 1) + timedelta(seconds=5 * i)} +0100,{v}"
+            ),
+        ),
+        [("value", "bpm", 0.2)],
+    ),
+    "Spike2": ("a.txt", SPIKE2, [("EEG", "mV", 500)]),
+    "Spike2 with channels below one another": (
+        "a.txt",
+        SPIKE2 + "\n" + SPIKE2.partition("\n\n")[2].replace("EEG", "EMG"),
+        [("EEG", "mV", 500), ("EMG", "mV", 500)],
     ),
     "Dexcom Clarity": (
         "a.csv",

@@ -281,7 +281,8 @@ def _read_bytes(path: Path) -> bytes:
     if not data:
         raise input_error(Reason.EMPTY_FILE, "has 0 bytes")
     if data.startswith((b"MATLAB 7.3", b"\x89HDF")):
-        problem, hint = "is a MATLAB 7.3 file", "Save it in MATLAB with -v7"
+        problem, hint = "is a MATLAB 7.3 file", "Save it in MATLAB with -v7, or in Python: "
+        hint += "numpy.savez('NAME.npz', data=h5py.File(FILE)['VARIABLE'][:], fs=HZ)"
         raise input_error(Reason.UNSUPPORTED_FORMAT, problem, "expected version 5", hint)
     if len(data) < HEADER or not MARK.fullmatch(data, 124, HEADER):
         hint = "Download it again, or save it in MATLAB with -v7"

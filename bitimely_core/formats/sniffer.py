@@ -26,6 +26,7 @@ from bitimely_core.formats.table_columns import (
     find_intervals,
     find_own_clocks,
     find_place,
+    find_unit_column,
     holds_codes,
     mark_others,
     name_columns,
@@ -43,6 +44,7 @@ from bitimely_core.formats.table_layout import (
     find_grammar,
     find_layout,
     find_preamble_rate,
+    find_preamble_unit,
     read_head,
     split_line,
 )
@@ -119,9 +121,25 @@ def _sniff_text(path: Path, delimiter: str, choice: ClockChoice) -> TableFacts:
     cells = cells.drop_last(sum(len(row) == shape.width for row in rows[len(rows) - below :]))
     rate = find_preamble_rate("\n".join(lines[: shape.skip]), shape.decimal)
     facts = TableFacts(shape, columns, None, rate, "", None, len(cells.rows))
-    if form is not None:
-        return _read_by_form(facts, cells, choice, form, top)
-    return _read_by_cells(facts, cells, choice, path.name)
+    facts = (
+        _read_by_cells(facts, cells, choice, path.name)
+        if form is None
+        else _read_by_form(facts, cells, choice, form, top)
+    )
+    above = find_preamble_unit("\n".join(lines[: shape.skip]))
+    return _add_unit(facts, above or find_unit_column(facts.columns, cells))
+
+
+def _add_unit(facts: TableFacts, unit: str) -> TableFacts:
+    """The facts with the unit that is stated of the whole table, where no channel has its own."""
+    places = facts.list_channels()
+    if any(facts.columns[place].unit for place in places):
+        return facts
+    columns = [
+        column._replace(unit=unit) if i in places else column
+        for i, column in enumerate(facts.columns)
+    ]
+    return facts._replace(columns=tuple(columns))
 
 
 def _strip_cells(

@@ -15,11 +15,14 @@ from bitimely_core.formats.table_facts import INTERVALS, Clock, ClockChoice, Col
 from bitimely_core.formats.table_layout import CELLS, MISSING, is_number
 from bitimely_core.formats.tables import NUMBER
 from bitimely_core.formats.text import list_names
+from bitimely_core.formats.units import find_unit
+from bitimely_core.types import find_only
 
 CHANNEL_UNITS = {unit.lower() for unit in clocks.WORDS["units"]}
 NO_UNITS = set(clocks.WORDS["no_units"])
 SUFFIX_UNITS = clocks.WORDS["suffixes"]
-BRACKETS = re.compile(r"(.+?)\s*(?:\[([^\]]{1,12})\]|\(([^)]{1,12})\))")
+# an address may follow: `heart_rate [bpm](/api/datatype/19/)`
+BRACKETS = re.compile(r"(.+?)\s*(?:\[([^\]]{1,12})\](?:\(/[^)]*\))?|\(([^)]{1,12})\))")
 STATE_NAMES, PLACE_NAMES = set(clocks.WORDS["states"]), set(clocks.WORDS["places"])
 INTERVAL_WORDS = set(clocks.WORDS["intervals"])
 LEAST_INTERVAL, MOST_INTERVAL = 0.2, 3.0  # seconds, of the median
@@ -39,8 +42,7 @@ def split_header(header: str) -> tuple[str, str]:
         is_time = clocks.is_clock_name(match[1]) and round_.lower() in clocks.UNIT_OF_WORD
         if is_time or round_.lower() in CHANNEL_UNITS:
             return match[1], round_
-    suffix = header.rpartition("_")[2].lower()
-    return header, SUFFIX_UNITS.get(suffix, "") if "_" in header else ""
+    return header, SUFFIX_UNITS.get(re.split(r"[_\s.]", header)[-1].lower(), "")
 
 
 def name_columns(
@@ -227,6 +229,14 @@ def find_intervals(
             name, unit_text = column.name or "RR", column.unit or unit
             return (column._replace(name=name, unit=unit_text),), clock
     return columns, None
+
+
+def find_unit_column(columns: Sequence[Column], cells: CellColumns) -> str:
+    """The known unit that a column called so has in all rows; "": none, or several."""
+    places = [i for i, column in enumerate(columns) if column.name.lower() in {"unit", "units"}]
+    texts = {text for place in places for text in cells.texts(place)}
+    unit = find_only(texts, "")
+    return unit if find_unit(unit) else ""
 
 
 def find_place(columns: Sequence[Column], wanted: str) -> int:

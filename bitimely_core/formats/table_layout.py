@@ -12,7 +12,7 @@ from typing import NamedTuple
 from bitimely_core.errors import Reason, input_error
 from bitimely_core.formats import clocks
 from bitimely_core.formats.table_rows import split_cells
-from bitimely_core.formats.table_text import open_text
+from bitimely_core.formats.table_text import normalize_minus, open_text
 from bitimely_core.formats.tables import NUMBER
 from bitimely_core.formats.text import UTF8, is_utf8
 from bitimely_core.formats.units import find_unit
@@ -50,6 +50,7 @@ PREAMBLE_RATES = (
     rf"(?i)\bsamples (?:per|/) ?(?:second|sec|s)\W{{1,4}}{VALUE}",
     rf"(?i)\b{VALUE} *(?:samples ?(?:/|per) ?s|sps\b)",
 )
+PREAMBLE_UNIT = re.compile(r"(?im)^\W*(?:units?|einheit)\W{1,3}(\S+?)[\"')\]]*\s*$")
 PREAMBLE_STEPS = (
     rf"(?i)(?:{STEP_NAMES})\s*[=:,;\t]\s*{VALUE} *{UNIT}\b",
     rf"(?i)(?:{STEP_NAMES}) *[(\[]{UNIT}[)\]]\s*[=:,;\t]?\s*{VALUE}",
@@ -84,7 +85,7 @@ def read_head(path: Path) -> TableHead:
         raw = raw[: raw.rfind(b"\n") + 1] or raw
     if not is_utf8(raw):
         encoding = "latin-1"
-    text = raw.decode(encoding if encoding == "latin-1" else UTF8)
+    text = normalize_minus(raw).decode(encoding if encoding == "latin-1" else UTF8)
     lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n", LINES)[:LINES]
     return TableHead([line.rstrip("\r") for line in lines], encoding)
 
@@ -349,6 +350,12 @@ def find_preamble_rate(text: str, decimal: str) -> float | None:
         if rates:
             return find_only(rates, None)
     return None
+
+
+def find_preamble_unit(text: str) -> str:
+    """The known unit that the lines above the table state; "": none, or several."""
+    units = {unit for unit in PREAMBLE_UNIT.findall(text) if find_unit(unit)}
+    return find_only(units, "")
 
 
 def _read_rate(parts: Mapping[str, str | None], decimal: str) -> float:

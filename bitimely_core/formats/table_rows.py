@@ -215,6 +215,7 @@ def read_stretches(
         while row < shape.skip and text:
             row += 1
             text = text[text.find(b"\n") + 1 or len(text) :]
+        text = table_text.normalize_minus(text)
         if shape.delimiter == " ":
             text = join_blanks(text)
         if shape.remark:

@@ -36,6 +36,8 @@ MAX_RATIO = 200
 BLOCK = 1 << 24  # bytes
 LEAST_READ = 1 << 16  # bytes
 LINE_FEED = ord("\n")
+MINUS_SIGN = "\u2212".encode()
+MINUS = re.compile(MINUS_SIGN + rb"(?=[\d.,])")
 HEAD = 1 << 12  # bytes by which encoding and line ends are known
 
 
@@ -183,6 +185,11 @@ def read_blocks(path: Path, span: TableSpan | None = None) -> Iterator[tuple[byt
         if not verified:
             require_utf8(rest, start + size - len(rest), lines + 1)
         yield normalize_line_ends(rest).removesuffix(b"\r"), True
+
+
+def normalize_minus(text: bytes) -> bytes:
+    """A text with the hyphen before numbers, where a program wrote the sign of typesetters."""
+    return MINUS.sub(b"-", text) if MINUS_SIGN in text else text
 
 
 def normalize_line_ends(text: bytes) -> bytes:

@@ -78,7 +78,10 @@ UNITS: dict[str, dict[str, tuple[float, str]]] = {
     },
     "frequency": {
         "Hz": (1.0, "hertz 1/s"),
-        "bpm": (1 / 60, "beats/min beatsperminute beats/minute /min 1/min min-1 brpm rpm"),
+        "bpm": (
+            1 / 60,
+            "beats/min beatsperminute beats/minute count/min /min 1/min min-1 brpm rpm",
+        ),
     },
     "share": {"%": (1.0, "percent pct prozent")},
     "temperature": {"C": (1.0, "\u00b0c \u2103 degc celsius grad degrees deg.c")},

@@ -185,9 +185,10 @@ def _refuse_bare(
         return input_error(Reason.NO_INPUT, f"has no column of numbers{rest}", wanted, file=rels[0])
     is_timed = first is not None and bool(first.found_rate)
     problem = f"{'may hold labels' if is_timed else 'states no sampling rate'}{rest}"
-    return input_error(
-        Reason.NO_INPUT, problem, "needs --map with a rate", suggest_map(source), file=rels[0]
-    )
+    wanted = "needs --map with a rate"
+    if first is not None and len(first.columns) == 1:
+        wanted += ", or _rr at the end of its name if it lists intervals between beats"
+    return input_error(Reason.NO_INPUT, problem, wanted, suggest_map(source), file=rels[0])
 
 
 def _is_bare(rel: str, kind: Format | None, facts: TableFacts | None) -> bool:
