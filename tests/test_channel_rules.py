@@ -520,6 +520,19 @@ def test_the_channels_table_of_bids_is_used(tmp_path: Path) -> None:
     assert "'Pz' in 1 of 2 recordings, their file or the channels table calls them bad" in said
 
 
+@pytest.mark.parametrize("unit", ["V", "microV"])
+def test_a_channels_table_that_contradicts_the_header_is_named(tmp_path: Path, unit: str) -> None:
+    path = tmp_path / "raw" / "sub-01" / "eeg" / "sub-01_task-rest_eeg.edf"
+    write_edf(path, {"Cz": (make_noise(), "uV")})
+    (tmp_path / "raw" / "dataset_description.json").write_text("{}")
+    table = path.with_name("sub-01_task-rest_channels.tsv")
+    table.write_text(f"name\ttype\tunits\nCz\tEEG\t{unit}\n")
+    records, report = read(tmp_path / "raw")
+    (record,) = records.values()
+    assert [signal.unit for signal in record.signals] == ["uV"]
+    assert ("'Cz' is in uV, its table in 'V'" in list_messages(report)) == (unit == "V")
+
+
 # --- K: files of one recording
 
 

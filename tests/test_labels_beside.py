@@ -500,6 +500,28 @@ def test_stages_inside_a_file_in_many_words(tmp_path: Path, words: str) -> None:
     assert "warning" not in messages(report)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        "Época;Hora;Fase",
+        "Época;Hora de inicio;Etapa del sueño",
+        "Epoca;Ora;Stadio del sonno",
+        "Époque;Heure de début;Stade de sommeil",
+        "Época;Hora;Estágio do sono",
+        "Epoche;Startzeit;Schlafphasen",
+        "Epoch;Tid;Søvnstadie",
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_columns_of_stages_in_other_languages(tmp_path: Path, names: str, encoding: str) -> None:
+    write_night(tmp_path / "raw" / "s1.edf")
+    rows = [f"{i + 1};{30 * i};{stage}" for i, (_, _, stage) in enumerate(STAGES)]
+    text = "\n".join([names, *rows, ""])
+    (tmp_path / "raw" / "s1.csv").write_text(text, encoding=encoding)
+    attempt("generic", tmp_path / "raw", tmp_path / "cache")
+    assert labels(recordings(tmp_path / "cache")["s1"]) == STAGES
+
+
 def test_words_that_are_not_known_are_named_and_a_map_adds_them(tmp_path: Path) -> None:
     texts = ["Wake", "N1", "Dösen", "Dösen", "Dösen", "Jane Doe coughs"]
     write_night(

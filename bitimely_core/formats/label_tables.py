@@ -55,21 +55,31 @@ TABLE = "a table of labels"
 SPREADSHEET_ZERO = date(1899, 12, 30)
 SPREADSHEET_DAYS = (20_000.0, 80_000.0)  # dates from 1954 to 2119
 SINGLE_TIMES = 2  # times that are few enough to be seconds
+LOCAL_STAGES = (  # names of columns of stages in other languages
+    "schlafstadium", "schlafstadien", "schlafphase", "schlafphasen", "stadium", "hypnogramm",
+    "stade", "stade de sommeil", "stade du sommeil", "stade sommeil", "hypnogramme",
+    "estadio", "estadio de sueno", "estadio del sueno", "fase de sueno", "fase del sueno",
+    "etapa de sueno", "etapa del sueno", "hipnograma", "stadio", "stadio del sonno",
+    "stadio sonno", "fase del sonno", "fase di sonno", "ipnogramma", "estagio", "estagio do sono",
+    "fase do sono", "slaapstadium", "slaapfase", "sovnstadie", "sovnstadium", "somnstadium",
+)  # fmt: skip
 # what a column holds <- its names as `fold_name` makes them, the first that is there counts
 COLUMNS = {
     "onset": (
         "onset", "start", "begin", "starttime", "start time", "onset time", "time", "timestamp",
         "t", "clock", "clock time", "beginning", "debut", "inicio", "beginn",
-        "zeit", "uhrzeit", "heure", "hora", "inizio", "tijd", "time stamp", "date time", "datetime",
+        "zeit", "uhrzeit", "startzeit", "heure", "heure de debut", "hora", "hora de inicio",
+        "hora inicio", "inizio", "ora", "ora inizio", "tijd", "starttijd", "tid", "time stamp", "date time", "datetime",
         "seconds", "sec", "onset sample", "start sample", "sample index", "sample number", "sample",
         "samples", "latency",
     ),
     "duration": (
-        "duration", "dur", "length", "dauer", "duree", "duracion", "durata", "duur",
+        "duration", "dur", "length", "dauer", "duree", "duracion", "durata", "duur", "duracao",
         "duration in seconds", "seconds",
     ),
     "date": ("date", "datum", "fecha", "data", "day", "dato", "tag"),
-    "stop": ("stop", "end", "endtime", "end time", "stop time", "offset", "ende", "fin"),
+    "stop": ("stop", "end", "endtime", "end time", "stop time", "offset", "ende", "endzeit", "fin",
+        "heure de fin", "hora de fin", "hora fin", "fine", "ora fine", "eindtijd"),
     "epoch": (
         "epoch", "epoch number", "epoch nr", "epoch no", "epochnumber", "epoch index", "epochs",
         "epoche", "epoque", "epoca", "index", "idx", "#", "number", "nr", "no", "",
@@ -77,9 +87,9 @@ COLUMNS = {
     "text": (
         "trial type", "description", "annotation", "event", "label", "stage", "stages",
         "sleep stage", "sleep stages", "sleepstage", "hypnogram", "hypno", "staging", "scoring",
-        "score", "class", "annotations", "events", "text", "state", "type", "name", "schlafstadium",
-        "stadium", "stade", "estadio", "stadio", "code", "value", "concept", "annot", "labels",
-        "level", "sleep level", "phase", "sleep phase", "sleep state", "sleep type", "schlafphase",
+        "score", "class", "annotations", "events", "text", "state", "type", "name", "code", "value", "concept", "annot", "labels",
+        "level", "sleep level", "phase", "sleep phase", "sleep state", "sleep type",
+        *LOCAL_STAGES, "fase", "etapa",
     ),
 }  # fmt: skip
 ALL_NAMES = set(chain.from_iterable(COLUMNS.values()))
@@ -90,8 +100,7 @@ SAMPLE_NAMES = {
 }  # fmt: skip
 STAGE_NAMES = {  # columns of texts in which digits are stages
     "stage", "stages", "sleep stage", "sleep stages", "sleepstage", "hypnogram", "hypno", "staging",
-    "scoring", "schlafstadium", "stadium", "stade", "estadio", "stadio", "schlafphase",
-    "sleep level", "sleep phase", "sleep state",
+    "scoring", "sleep level", "sleep phase", "sleep state", *LOCAL_STAGES,
 }  # fmt: skip
 PROSE_NAMES = {"description", "annotation", "annotations", "text", "comment", "note", "notes"}
 SCALES = {"ms": 1e-3, "msec": 1e-3, "milliseconds": 1e-3, "us": 1e-6, "min": 60.0, "minutes": 60.0}

@@ -508,7 +508,12 @@ def resolve_unit(signal: Signal, info: RecordingInfo, remarks: list[Finding]) ->
     beside = info.facts.get(signal.channel, NO_FACTS).unit
     if unit is None and beside:
         return signal._replace(unit=_spell_unit(beside))
-    return signal if unit is None else signal._replace(unit=unit.name)
+    if unit is None:
+        return signal
+    if beside and find_unit_factor(unit.name, beside) != 1.0:
+        text = f"{safe_text(signal.channel)} is in {unit.name}, its table in {safe_text(beside)}"
+        remarks.append(input_warning(Reason.UNIT, text, "that of the file is used", field="units"))
+    return signal._replace(unit=unit.name)
 
 
 def _spell_unit(text: str) -> str:
