@@ -772,7 +772,7 @@ def test_other_columns_are_no_intervals_between_beats(
     tmp_path: Path, name: str, shift: int
 ) -> None:
     text = "".join(f"{value:g}\n" for value in shift + (150 * WAVE).round())
-    with pytest.raises(UserError, match="states no sampling rate.*_rr at the end of its name"):
+    with pytest.raises(UserError, match=r"states no sampling rate.*_rr at the end of its name"):
         read(tmp_path, name, text)
 
 

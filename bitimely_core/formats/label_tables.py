@@ -69,7 +69,8 @@ COLUMNS = {
         "onset", "start", "begin", "starttime", "start time", "onset time", "time", "timestamp",
         "t", "clock", "clock time", "beginning", "debut", "inicio", "beginn",
         "zeit", "uhrzeit", "startzeit", "heure", "heure de debut", "hora", "hora de inicio",
-        "hora inicio", "inizio", "ora", "ora inizio", "tijd", "starttijd", "tid", "time stamp", "date time", "datetime",
+        "hora inicio", "inizio", "ora", "ora inizio", "tijd", "starttijd", "tid", "time stamp",
+        "date time", "datetime",
         "seconds", "sec", "onset sample", "start sample", "sample index", "sample number", "sample",
         "samples", "latency",
     ),
@@ -87,8 +88,9 @@ COLUMNS = {
     "text": (
         "trial type", "description", "annotation", "event", "label", "stage", "stages",
         "sleep stage", "sleep stages", "sleepstage", "hypnogram", "hypno", "staging", "scoring",
-        "score", "class", "annotations", "events", "text", "state", "type", "name", "code", "value", "concept", "annot", "labels",
-        "level", "sleep level", "phase", "sleep phase", "sleep state", "sleep type",
+        "score", "class", "annotations", "events", "text", "state", "type", "name", "code",
+        "value", "concept", "annot", "labels", "level",
+        "sleep level", "phase", "sleep phase", "sleep state", "sleep type",
         *LOCAL_STAGES, "fase", "etapa",
     ),
 }  # fmt: skip

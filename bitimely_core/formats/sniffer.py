@@ -130,13 +130,13 @@ def _sniff_text(path: Path, delimiter: str, choice: ClockChoice) -> TableFacts:
     return _add_unit(facts, above or find_unit_column(facts.columns, cells))
 
 
-def _add_unit(facts: TableFacts, unit: str) -> TableFacts:
+def _add_unit(facts: TableFacts, stated: str) -> TableFacts:
     """The facts with the unit that is stated of the whole table, where no channel has its own."""
     places = facts.list_channels()
     if any(facts.columns[place].unit for place in places):
         return facts
     columns = [
-        column._replace(unit=unit) if i in places else column
+        column._replace(unit=stated) if i in places else column
         for i, column in enumerate(facts.columns)
     ]
     return facts._replace(columns=tuple(columns))

@@ -108,15 +108,15 @@ def _add_units(info: RecordingInfo, units: Sequence[str]) -> RecordingInfo:
     """`info` with the known units that a file states, of all channels or one each, where the map
     states none.
     """
-    known = [unit.name if (unit := find_unit(text)) else "" for text in units]
-    if info.unit or not any(known):
+    spelled = [unit.name if (unit := find_unit(text)) else "" for text in units]
+    if info.unit or not any(spelled):
         return info
-    if len(set(known)) == 1:
-        return replace(info, unit=known[0])
-    names = info.channels or {name: (name, "") for name in _number_channels(len(known))}
-    if len(names) != len(known):
+    if len(set(spelled)) == 1:
+        return replace(info, unit=spelled[0])
+    names = info.channels or {name: (name, "") for name in _number_channels(len(spelled))}
+    if len(names) != len(spelled):
         return info
-    pairs = zip(names.items(), known, strict=True)
+    pairs = zip(names.items(), spelled, strict=True)
     return replace(info, channels={key: (name, old or new) for (key, (name, old)), new in pairs})
 
 

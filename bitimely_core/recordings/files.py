@@ -185,10 +185,15 @@ def _refuse_bare(
         return input_error(Reason.NO_INPUT, f"has no column of numbers{rest}", wanted, file=rels[0])
     is_timed = first is not None and bool(first.found_rate)
     problem = f"{'may hold labels' if is_timed else 'states no sampling rate'}{rest}"
-    wanted = "needs --map with a rate"
-    if first is not None and len(first.columns) == 1:
-        wanted += ", or _rr at the end of its name if it lists intervals between beats"
+    wanted = f"needs --map with a rate{_suggest_name(first)}"
     return input_error(Reason.NO_INPUT, problem, wanted, suggest_map(source), file=rels[0])
+
+
+def _suggest_name(facts: TableFacts | None) -> str:
+    """What a list of numbers needs in place of a rate where they are intervals."""
+    if facts is None or len(facts.columns) > 1:
+        return ""
+    return ", or _rr at the end of its name if it lists intervals between beats"
 
 
 def _is_bare(rel: str, kind: Format | None, facts: TableFacts | None) -> bool:
