@@ -439,6 +439,20 @@ class DatasetFacts:
     own_files: bool = False
 
 
+def find_network(name: str) -> Entry[ModelFacts]:
+    """The model of a name. Raises UserError (exit 2): unknown_name; config for a method, which
+    has no network to pre-train.
+    """
+    if name not in models and name in methods:
+        raise usage_error(
+            f"{name} has no network and is fitted on labels at once",
+            "expected a model that is pre-trained",
+            f"Run: bitimely train {name} --data DATASET/VIEW",
+            field="model",
+        )
+    return models[name]
+
+
 def find_subject_unit(dataset: str, index: Any = None) -> str:
     """What a subject id of the data set stands for.
 

@@ -372,6 +372,7 @@ def test_the_same_command_again_does_nothing_and_reproduce_gives_the_same_bits(h
         (["finetune", "features-staging", *VIEW], "has no network"),
         (["analyze", "svd", "features-staging"], "has no network"),
         (["pretrain", "--init", "features-staging", *VIEW], "has no network"),
+        (["pretrain", "--model", "features", *VIEW], "Run: bitimely train features --data"),
     ],
 )
 def test_what_only_networks_do_is_refused(home, capsys, words, text):

@@ -98,6 +98,14 @@ def test_items_are_the_rows_of_the_array_with_their_labels(windows: Any) -> None
         assert windows.class_names[int(y)] == labels[int(at)]
     np.testing.assert_array_equal(np.asarray(train[2:9:3]), array[2:9:3])
     np.testing.assert_array_equal(np.asarray(train[::-1]), array)  # the rows of a set are ascending
+    mask = np.arange(len(train)) % 3 == 1
+    for choice in (mask, mask.tolist(), np.flatnonzero(mask), torch.tensor(mask)):
+        chosen = train[choice]
+        np.testing.assert_array_equal(np.asarray(chosen), array[mask])
+        assert chosen.index["label"].to_list() == np.array(labels)[mask].tolist()
+    for positions in ([3, 1], [2, 2]):
+        with pytest.raises(UserError, match="ascending"):
+            train[positions]
     with pytest.raises(IndexError):
         train[len(train)]
     with pytest.raises(UserError, match="validation"):

@@ -181,7 +181,7 @@ def list_cells(recipe: Recipe) -> Iterator[ExperimentCell]:
     ] or [("", {}, {})]
     for (name, arm_flags, settings), values in itertools.product(arms, list_matrix_points(recipe)):
         flags = {**arm_flags, **values}
-        model = registry.models[flags.get("model") or recipe.pretrain.model or DEFAULT_MODEL]
+        model = registry.find_network(flags.get("model") or recipe.pretrain.model or DEFAULT_MODEL)
         # no pre-training of a model that could have one
         if flags.get("objective") == "none" != model.facts.objective:
             flags |= {"objective": None, "from_scratch": True}

@@ -203,26 +203,41 @@ class TokenSet(ABC, MapDataset):
         return f"{type(self).__name__}({self.name!r}: {shape}, {self.task})"
 
     @overload
-    def __getitem__(self, key: str | slice) -> Self: ...
+    def __getitem__(self, key: str | slice | Sequence[int] | np.ndarray) -> Self: ...
 
     @overload
     def __getitem__(self, key: SupportsIndex) -> Any: ...
 
-    def __getitem__(self, key: str | slice | SupportsIndex) -> Any:
-        """The rows of a split or slice, or the row at a position, from 0, as tensors.
+    def __getitem__(self, key: str | slice | Sequence[int] | np.ndarray | SupportsIndex) -> Any:
+        """The rows of a split, slice, mask [n] bool or ascending positions [k], as a set; the row
+        at a position, from 0, as tensors.
 
         A row of regular windows is `(values, target)`, values [T, V] float32 with NaN where one is
         missing, and the target as in `targets`; without labels `values` alone. A row with times of
         its own is a dict of the fields of a `Batch`, padded to one length.
 
-        Raises UserError (unknown_name, exit 2) for another split, IndexError.
+        Raises UserError (unknown_name, exit 2) for another split, (config, exit 2) for positions
+        in another order, IndexError.
         """
         if isinstance(key, str):
             check_choice("split", key, SPLITS)
             return self.subset((self.index["split"] == key).to_numpy())
         if isinstance(key, slice):
             return replace(self, rows=np.sort(self.rows[key]))
+        if np.ndim(key):
+            return self._select_rows(np.asarray(key))
         return self.__getitems__([operator.index(key)])[0]
+
+    def _select_rows(self, choice: np.ndarray) -> Self:
+        """The rows of a mask or of positions. Raises UserError (config, exit 2), IndexError."""
+        chosen = self.subset(choice)
+        if (np.diff(chosen.rows) <= 0).any():
+            raise usage_error(
+                "positions that repeat or fall",
+                "expected ascending ones: the rows of a set keep their order",
+                "Sort them, or take them of np.asarray(rows)",
+            )
+        return chosen
 
     def __getitems__(self, positions: Sequence[int]) -> Sequence[Any]:
         """The rows at these positions, each as `__getitem__` gives it.

@@ -216,7 +216,7 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
                 f"task {self.task!r}", "expected classification or regression", field="task"
             )
         values, target = self._read(X, y, reset=True)
-        name = self.objective or registry.models[self.model].facts.objective
+        name = self.objective or registry.find_network(self.model).facts.objective
         if target is None and name == "none":
             problem, expected = f"no labels for {self.model}", "expected a class or a number a row"
             raise usage_error(problem, expected, "Use fit(X, y)", field="y")

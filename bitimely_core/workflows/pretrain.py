@@ -87,7 +87,7 @@ def pretrain(
     shipped = load_preset(preset)
     chosen = merge_layers(recipe.overrides("pretrain"), flags, parse_assignments(assignments))
     model_choices = chosen.get("model", {})
-    entry = registry.models[model_choices.get("name", "bitimelygpt")]
+    entry = registry.find_network(model_choices.get("name", "bitimelygpt"))
     base = _collect_preset(preset, entry.name, chosen)
     resolve = partial(resolve_training, "pretrain", config=recipe, pairs=assignments, flags=flags)
     settings = resolve(base)

@@ -197,7 +197,7 @@ def _find_model(name: str) -> registry.Entry[registry.ModelFacts]:
     """The model. Raises UserError (unknown_name, exit 2) with the closest names, methods among
     them.
     """
-    if name not in registry.models:
+    if name not in {**registry.models, **registry.models.aliases}:
         raise unknown_name_error("model", name, [*registry.models, *registry.methods])
     return registry.models[name]
 
