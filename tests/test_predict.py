@@ -532,6 +532,12 @@ def test_dry_runs_and_wrong_runs(
     assert "finetune" in capsys.readouterr().err
     assert call(home, [folder], tmp_path / "out", run="stagr") == 2
     assert "stager" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "out"):
+        assert call(home, [folder], out) == 2
+        error = capsys.readouterr().err
+        assert f"{tmp_path / 'file'}: is no folder" in error
+        assert "predict: " not in error  # no recording was read
 
 
 @pytest.mark.slow

@@ -544,21 +544,39 @@ def make_folder(path: Path) -> Path:
     """A folder and its missing parents, readable by their owner alone.
 
     Raises UserError: path_escape (exit 2) when `path` is a URL or itself a link, not_found (exit 2)
-    when it is a file, io_error (exit 6).
+    when it is a file or below one, io_error (exit 6).
     """
-    refuse_url(path)
-    refuse_link(path)
+    _find_parent(path)
     with translate_system_errors(path):
         missing = [p for p in (path, *path.parents) if not p.exists()]
         for folder in reversed(missing):
             with suppress(FileExistsError):  # another process was faster
                 os_mkdir(folder)
                 sync_folder(folder.parent)
-    if not path.is_dir():
-        raise usage_error(
-            "is no folder", "expected a folder", code=Reason.NOT_FOUND, file=str(path)
-        )
     return path
+
+
+def check_target(path: Path) -> None:
+    """See before long work whether the folder `path` can be made and written; nothing stays.
+
+    Raises UserError: as `make_folder`.
+    """
+    parent = _find_parent(path)
+    with translate_system_errors(path), tempfile.TemporaryFile(dir=parent):
+        pass
+
+
+def _find_parent(path: Path) -> Path:
+    """The first that is there of `path` and the folders above. Raises UserError: `make_folder`."""
+    refuse_url(path)
+    refuse_link(path)
+    with translate_system_errors(path):
+        parent = next(filter(Path.exists, (path, *path.parents)))
+    if not parent.is_dir():
+        raise usage_error(
+            "is no folder", "expected a folder", code=Reason.NOT_FOUND, file=str(parent)
+        )
+    return parent
 
 
 def refuse_link(path: Path) -> None:

@@ -474,7 +474,7 @@ def predict(
         run, workspace=workspace, calibrate=not dry_run and calibrate_on is None
     )
     target = out or locate_new(workspace, "reports", f"predict-{model.run.name}")
-    storage.refuse_link(target)
+    storage.check_target(target)
     paths, place = list(map(Path, files)), Computation(batch_size, device)
     request = SubjectsRequest(as_of, options or {}, workspace)
     if isinstance(model, HistoryPredictor):
