@@ -312,6 +312,7 @@ def test_another_name_needs_a_map_and_the_nearest_is_named(
 
 def test_a_recording_in_memory_is_predicted_as_its_file(home: Path, scored: pl.DataFrame) -> None:
     import mne
+    import pandas as pd
 
     night = find_night(home, scored)
     model = bitimely.from_pretrained("stager", workspace=home / "ws")
@@ -324,6 +325,13 @@ def test_a_recording_in_memory_is_predicted_as_its_file(home: Path, scored: pl.D
             assert np.allclose(own[f"p_{stage}"], wanted[f"p_{stage}"], atol=1e-4), stage
     with pytest.raises(UserError, match=r"ndarray in the place of a recording.*mne.io.RawArray"):
         model.predict(raw.get_data())
+    table = {"time": [0.0, 0.01], "EEG Fpz-Cz": [1.0, 2.0]}
+    epochs = mne.make_fixed_length_epochs(raw, 30, verbose="ERROR")
+    for values in (pd.DataFrame(table), pl.DataFrame(table), epochs, None):
+        with pytest.raises(UserError, match=f"{type(values).__name__} in the place of a rec"):
+            model.predict(values)
+    files = pd.Series([str(night)])
+    assert model.predict(files).equals(wanted)
 
 
 def test_units_and_rates_are_converted_and_said_or_refused(

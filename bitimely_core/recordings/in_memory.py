@@ -19,9 +19,15 @@ def place_recordings(files: Any) -> Iterator[list[Path]]:
 
     Raises UserError (config, exit 2) for anything else.
     """
-    items = [files] if isinstance(files, str | os.PathLike) or _is_raw(files) else list(files)
+    items = [files] if _is_single(files) else list(files)
     with tempfile.TemporaryDirectory() as folder:
         yield [_place_recording(item, Path(folder), k) for k, item in enumerate(items, 1)]
+
+
+def _is_single(files: Any) -> bool:
+    """Whether this is no series of recordings: a path, signals of MNE, or values in a table."""
+    is_table = len(getattr(files, "shape", (0,))) != 1
+    return isinstance(files, str | os.PathLike | None) or hasattr(files, "get_data") or is_table
 
 
 def _place_recording(item: Any, folder: Path, number: int) -> Path:
