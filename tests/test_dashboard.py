@@ -17,6 +17,8 @@ from test_browser import chromium  # noqa: F401  a fixture
 
 import bitimely
 from bitimely_cli.main import main
+from bitimely_core.report.run_page import training_page
+from bitimely_core.schemas.runs import FinalLosses, RunRecord
 from bitimely_core.store import storage
 from bitimely_core.workflows.dashboard import refresh_dashboard
 
@@ -273,3 +275,12 @@ def test_a_folder_in_which_nothing_was_recognised_is_no_damage(tmp_path, capsys)
     ((_, state, *_),) = list_rows(page, "cache")
     assert state.endswith("nothing was read")
     assert "amaged" not in page
+
+
+@pytest.mark.parametrize(("steps", "words"), [(1, "1 step;"), (2000, "2,000 steps;")])
+def test_a_training_of_one_step_is_named_in_the_singular(home, steps, words):
+    folder = next(path for path in (home / "runs").iterdir() if (path / "run.json").is_file())
+    record = RunRecord.load(folder / "run.json")
+    losses = FinalLosses(step=steps, rel=0.5)
+    page = training_page(folder, record.model_copy(update={"final": losses}))
+    assert f": {words}" in page.verdict

@@ -48,7 +48,7 @@ from bitimely_core.store import storage
 from bitimely_core.store.records import describe_changes, has_result
 from bitimely_core.store.workspace import NOUNS, FolderKind
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.types import group_by
+from bitimely_core.types import count_nouns, group_by
 
 INDEX, ENTRIES = "index.html", ".index.json"
 POINTS = 60  # of a curve
@@ -190,7 +190,7 @@ class WorkspaceReader:
         record = RunRecord.load(folder / "run.json")
         state = "finished" if record.finished else "not finished"
         if record.finished and record.final and record.final.step:
-            state = f"finished, {record.final.step:,} steps"
+            state = f"finished, {count_nouns(record.final.step, 'step')}"
         score, words = read_score(folder, record.run)
         stamps: dict[bool | str | None, str] = {True: "yes", False: "no"}
         cells: list[Cell] = [

@@ -39,6 +39,7 @@ from bitimely_core.schemas.runs import FinalLosses, Reproduction, RunData, RunRe
 from bitimely_core.schemas.scores import Baseline, MetricValue, Scores
 from bitimely_core.store.records import has_result
 from bitimely_core.train import tuning
+from bitimely_core.types import count_nouns
 
 if TYPE_CHECKING:
     from bitimely_core.evaluate.result_table import ScoredRun
@@ -204,7 +205,7 @@ def training_page(folder: Path, record: RunRecord, unit: str = "subject") -> Pag
     page.notice(*list_reproductions(folder), *record.share().notices)
     page.add(*loss_curves(folder))
     page.add_facts(run_facts(record))
-    trained = f"{final.step:,} steps"
+    trained = count_nouns(final.step, "step")
     if record.is_method:
         trained = f"{record.model}, fitted at once"
     verdict = f"{record.run}: {trained}{_describe_loss(record, final)}."

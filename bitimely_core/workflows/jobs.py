@@ -217,11 +217,11 @@ def _announce_job(job: TrainingJob) -> None:
     if not are_lines_shown():
         return
     train, batches = job.settings.train, job.batches
-    length = f"{train.epochs} epochs of {batches.steps:,} steps"
+    length = f"{count_nouns(train.epochs, 'epoch')} of {count_nouns(batches.steps, 'step')}"
     if train.minutes is not None:
         length = f"{train.minutes:g} minutes"
     elif train.steps is not None:
-        length = f"{train.steps:,} steps"
+        length = count_nouns(train.steps, "step")
     tokens = describe_tokens(job.settings.model, job.record.data[0].rate)
     notices = select_unseen(job.record.notices, job.folder.parent.parent)
     for line in (job.headline, tokens, f"{length} of {batches.size} windows", *notices):
