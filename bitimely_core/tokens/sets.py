@@ -224,9 +224,10 @@ class TokenSet(ABC, MapDataset):
             return self.subset((self.index["split"] == key).to_numpy())
         if isinstance(key, slice):
             return replace(self, rows=np.sort(self.rows[key]))
-        if np.ndim(key):
-            return self._select_rows(np.asarray(key))
-        return self.__getitems__([operator.index(key)])[0]
+        choice = np.asarray(key)
+        if choice.ndim:
+            return self._select_rows(choice)
+        return self.__getitems__([operator.index(choice.item())])[0]
 
     def _select_rows(self, choice: np.ndarray) -> Self:
         """The rows of a mask or of positions. Raises UserError (config, exit 2), IndexError."""
