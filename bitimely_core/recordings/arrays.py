@@ -40,17 +40,8 @@ NAME_WORDS = {
 UNIT_WORDS = {"unit", "units"}  # of texts in a file that are the units of its channels
 # names of a vector that say nothing of its channel
 PLAIN_WORDS = {
-    "x",
-    "data",
-    "raw",
-    "signal",
-    "signals",
-    "val",
-    "values",
-    "samples",
-    "arr_0",
-    "array",
-}
+    "x", "data", "raw", "signal", "signals", "val", "values", "samples", "array",
+}  # fmt: skip
 # names of a single number in a file that is its rate
 RATE_WORDS = {
     "fs", "srate", "sfreq", "rate", "sampling_rate", "samplingrate", "sample_rate", "samplerate",
@@ -419,8 +410,11 @@ def _load_arrays(path: Path, variable: str) -> NumpyContent:
 
 
 def _name_vector(name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
-    """The name of the only channel, where that of its array says what it is."""
-    is_plain = math.prod(shape) > max(shape) or name.lower() in PLAIN_WORDS
+    """The name of the only channel, where that of its array says what it is: one with a number may
+    be that of a recording.
+    """
+    is_named = name.isalpha() and name.lower() not in PLAIN_WORDS
+    is_plain = math.prod(shape) > max(shape) or not is_named
     return () if is_plain else _check_names([name])
 
 
