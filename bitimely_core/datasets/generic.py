@@ -16,7 +16,8 @@ from typing import get_args
 from bitimely_core.errors import Finding
 from bitimely_core.formats import stage_texts
 from bitimely_core.formats.source import Source, require_source
-from bitimely_core.recordings.files import list_units, refuse_tables_alone
+from bitimely_core.recordings.file_choice import refuse_tables_alone
+from bitimely_core.recordings.files import list_units
 from bitimely_core.recordings.mapping import Format, RecordingMap, read_map
 from bitimely_core.registry import DatasetFacts, View, datasets
 from bitimely_core.types import IngestOptions, IngestUnit, SourceRows

@@ -22,7 +22,8 @@ from bitimely_core.formats.stage_texts import name_listed_stage, name_stage, spl
 from bitimely_core.formats.wfdb_annotations import read_annotations
 from bitimely_core.recordings.arrays import find_label_arrays, find_rate
 from bitimely_core.recordings.channels import is_no_signal
-from bitimely_core.recordings.files import DERIVED, LAYOUT, find_segments, name_joined
+from bitimely_core.recordings.file_choice import DERIVED, LAYOUT, find_segments
+from bitimely_core.recordings.files import name_joined
 from bitimely_core.recordings.label_sources import read_label_file
 from bitimely_core.recordings.label_times import RecordingTime
 from bitimely_core.recordings.labels import FoundLabels, find_labels

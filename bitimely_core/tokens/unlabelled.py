@@ -41,7 +41,7 @@ from bitimely_core.formats.units import (
     list_plausible_units,
     measure_spread,
 )
-from bitimely_core.recordings import files
+from bitimely_core.recordings import descriptions, file_choice, file_units, files
 from bitimely_core.recordings.arrays import find_label_arrays, find_rate
 from bitimely_core.recordings.channels import MINUS, derive_signals, find_source, suggest_source
 from bitimely_core.recordings.joining import describe_part, join_units, list_shared_labels
@@ -339,11 +339,11 @@ def list_signal_files(source: Source, plan: ReadingPlan) -> list[str]:
     rels = [
         rel
         for rel in (*source.files, *source.rejected)
-        if files.choose_format(rel, _find_rule(source, rel, plan))
+        if file_choice.choose_format(rel, _find_rule(source, rel, plan))
     ]
     rels = list(_drop_parts(source, rels))
     signals = [rel for rel in rels if plan.options.clock or not _is_other_table(source, rel)]
-    return signals or rels or list(files.list_matlab(source))
+    return signals or rels or list(file_choice.list_matlab(source))
 
 
 def _find_rule(source: Source, rel: str, plan: ReadingPlan) -> FileRule | None:
@@ -386,7 +386,9 @@ def _is_other_table(source: Source, rel: str) -> bool:
 
 def _drop_parts(source: Source, rels: Sequence[str]) -> Iterator[str]:
     """The files that may hold signals, without those that belong to others."""
-    segments = files.find_segments(source, [rel for rel in rels if find_suffix(rel) == ".hea"])
+    segments = file_choice.find_segments(
+        source, [rel for rel in rels if find_suffix(rel) == ".hea"]
+    )
     segments |= find_later_parts(source, rels)
     segments |= find_label_arrays(source, rels).list_files()
     sessions = find_sessions(source, rels)
@@ -398,7 +400,7 @@ def _drop_parts(source: Source, rels: Sequence[str]) -> Iterator[str]:
 
 def _may_hold_signals(source: Source, rel: str) -> bool:
     """Whether a file is no table or product of a BIDS folder, no text but of samples, no label."""
-    is_beside = rel.endswith(".tsv") or rel.startswith(files.DERIVED)
+    is_beside = rel.endswith(".tsv") or rel.startswith(file_choice.DERIVED)
     if is_beside and is_bids(source):
         return False
     if find_suffix(rel).startswith(".txt") and not holds_samples(source, rel):
@@ -435,7 +437,7 @@ def read_recording(
         rule = _choose_rule(source, rel, plan)
         kind = _find_format(rel, rule)
         info = replace(_describe_file(rel, kind, rule, plan), label_files=label_files)
-        info, _ = files.add_descriptions(source, rel, kind, info)  # they name channels
+        info, _ = file_units.add_descriptions(source, rel, kind, info)  # they name channels
         names = None if rule.channels else _list_channels(source, rel, kind, info)
         if names is not None:
             info = replace(info, channels=_choose_sources(names, plan))
@@ -502,7 +504,7 @@ def _make_unit(
         )
     if kind == "wfdb":
         info = replace(info, unfilled=_is_unfilled(source, rel))
-    return files.make_unit(source, rel, kind, info, annotators=endings)
+    return file_units.make_unit(source, rel, kind, info, annotators=endings)
 
 
 def _read_record(unit: IngestUnit) -> Record:
@@ -543,7 +545,7 @@ def _describe_recording(name: str, plan: ReadingPlan) -> RecordingInfo:
 def _describe_file(rel: str, kind: Format, rule: FileRule, plan: ReadingPlan) -> RecordingInfo:
     """What a file does not state itself; the times of irregular samples are a channel."""
     info = _describe_recording(PurePosixPath(strip_suffix(rel)).name, plan)
-    info = files.apply_rule(info, rule)
+    info = descriptions.apply_rule(info, rule)
     if kind not in {"table", "npy", "mat"}:  # they state it, and are resampled
         return replace(info, rate=None)
     return replace(info, rate=plan.options.rate, time="") if plan.options.clock else info
