@@ -589,7 +589,7 @@ def predict(
 
     Example: bitimely predict 18m-staging night.edf --map "EEG Fpz-Cz=Fpz-Cz"
     """
-    from bitimely_core.tokens.unlabelled import check_exists
+    from bitimely_core.tokens.new_recordings import check_exists
 
     if not any(path.exists() for path in files):
         check_exists(files[0])  # before torch is imported, which takes seconds

@@ -17,7 +17,7 @@ from bitimely_core.cache import open_cache
 from bitimely_core.errors import UserError
 from bitimely_core.formats import edf_header, edf_writer
 from bitimely_core.recordings.mapping import FileRule
-from bitimely_core.tokens import unlabelled
+from bitimely_core.tokens import new_recordings
 from bitimely_core.types import Annotation, Record
 
 
@@ -298,4 +298,4 @@ def test_the_texts_that_a_new_map_lists_are_those_that_labels_want(desk: Desk) -
 @pytest.mark.parametrize(("name", "advice"), [("map.toml", "--map"), ("ecg.dcm", "pydicom")])
 def test_a_file_that_predict_cannot_read_has_the_advice_of_ingest(name: str, advice: str) -> None:
     with pytest.raises(UserError, match=advice):
-        unlabelled._find_format(name, FileRule())
+        new_recordings._find_format(name, FileRule())

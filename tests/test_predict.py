@@ -27,13 +27,9 @@ from bitimely_core.evaluate.endpoints import compute_endpoints, place_epochs
 from bitimely_core.formats import edf, edf_header, edf_writer
 from bitimely_core.recordings.mapping import FileRule
 from bitimely_core.schemas.tokens import ChannelStatistics, Preprocessing, WindowOptions
-from bitimely_core.tokens.unlabelled import (
-    ChannelMap,
-    UnlabelledWindows,
-    cut_unlabelled,
-    find_recordings,
-    parse_map,
-)
+from bitimely_core.tokens.channel_maps import ChannelMap, parse_map
+from bitimely_core.tokens.new_recordings import find_recordings
+from bitimely_core.tokens.unlabelled import UnlabelledWindows, cut_unlabelled
 from bitimely_core.types import Record, Signal
 
 SMALL = [

@@ -30,7 +30,7 @@ from bitimely_core.schemas.tokens import Calibration, Preprocessing
 from bitimely_core.store import storage
 from bitimely_core.store.records import ResultManifest, StoredRecord, write_results
 from bitimely_core.text_paths import accept_texts
-from bitimely_core.tokens.unlabelled import parse_map
+from bitimely_core.tokens.channel_maps import parse_map
 
 RECORDS: dict[str, type[StoredRecord]] = {
     "run.json": RunRecord,

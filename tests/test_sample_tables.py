@@ -27,7 +27,8 @@ from bitimely_core.formats import sniffer, table_facts, vendors
 from bitimely_core.formats.source import scan_folder
 from bitimely_core.recordings.template import write_template
 from bitimely_core.schemas.tokens import WindowOptions
-from bitimely_core.tokens.unlabelled import ChannelMap, find_recordings
+from bitimely_core.tokens.channel_maps import ChannelMap
+from bitimely_core.tokens.new_recordings import find_recordings
 from bitimely_core.types import Record
 
 ROWS = 300

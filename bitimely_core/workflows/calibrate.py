@@ -24,7 +24,9 @@ from bitimely_core.schemas.tokens import Calibration, Preprocessing
 from bitimely_core.store import storage
 from bitimely_core.store.records import has_result, read_result_table, write_results
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.tokens.unlabelled import ChannelMap, cut_unlabelled, find_recordings, label_texts
+from bitimely_core.tokens.channel_maps import ChannelMap
+from bitimely_core.tokens.new_recordings import find_recordings
+from bitimely_core.tokens.unlabelled import cut_unlabelled, label_texts
 from bitimely_core.workflows.prepare import hides_counts
 
 if TYPE_CHECKING:

@@ -52,16 +52,11 @@ from bitimely_core.schemas.tokens import Calibration, Preprocessing, WindowOptio
 from bitimely_core.store import storage
 from bitimely_core.store.records import describe_changes, read_result_table
 from bitimely_core.store.workspace import find_run_folder, locate_new
+from bitimely_core.tokens.channel_maps import ChannelMap, MapItems, parse_map
+from bitimely_core.tokens.new_recordings import NewRecording, find_recordings
 from bitimely_core.tokens.resampling import to_physical
 from bitimely_core.tokens.trained_windows import WindowMarks, holds_marked, mark_recordings
-from bitimely_core.tokens.unlabelled import (
-    ChannelMap,
-    MapItems,
-    NewRecording,
-    cut_unlabelled,
-    find_recordings,
-    parse_map,
-)
+from bitimely_core.tokens.unlabelled import cut_unlabelled
 from bitimely_core.types import Annotation, Record, count_nouns, group_by
 from bitimely_core.workflows import hub
 from bitimely_core.workflows.calibrate import (
