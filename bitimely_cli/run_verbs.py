@@ -40,6 +40,7 @@ from bitimely_cli.screen import screen
 from bitimely_core.config import DataConfig, FinetuneConfig
 from bitimely_core.errors import Exit, Reason, input_warning, usage_error
 from bitimely_core.privacy import format_count
+from bitimely_core.types import leave_out
 
 if TYPE_CHECKING:
     from bitimely_core.schemas.scores import MetricValue, PairedScores, Scores
@@ -418,9 +419,7 @@ def _show_scores(result: Mapping[str, Any], workspace: Path) -> list[str]:
     from bitimely_core.report.run_page import verdict_text
     from bitimely_core.schemas.scores import Scores
 
-    scores = Scores.model_validate(
-        {name: value for name, value in result.items() if name not in {"report", "verdict"}}
-    )
+    scores = Scores.model_validate(leave_out(result, {"report", "verdict"}))
     _show_metrics(scores)
     if scores.main and scores.baselines:
         _show_baselines(scores, scores.main)

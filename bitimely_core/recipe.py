@@ -25,6 +25,7 @@ from bitimely_core.config import (
 )
 from bitimely_core.errors import UserError, usage_error
 from bitimely_core.registry import check_name
+from bitimely_core.types import drop_empty
 
 
 def check_stage_name(name: str) -> str:
@@ -304,7 +305,7 @@ class Recipe(Section):
         stage.
         """
         layer = {name: getattr(self, name) for name in ("model", "objective", "data", "train")}
-        general = {name: values for name, values in layer.items() if values}
+        general = drop_empty(layer)
         windows = self.tokenize.model_dump(exclude_unset=True) if tokenize else {}
         made = {"data": windows} if windows else {}
         return merge_layers(made, general, getattr(self, stage).flags())

@@ -7,7 +7,16 @@ width, D model width, H heads, L layers.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -183,6 +192,26 @@ def group_by(items: Iterable[Item], find_group: Callable[[Item], Group]) -> dict
 def find_only(values: Collection[Item], default: Default) -> Item | Default:
     """The only one of several values; `default` where there are none or more."""
     return next(iter(values)) if len(values) == 1 else default
+
+
+def leave_out(values: Mapping[Group, Item], keys: Container[object]) -> dict[Group, Item]:
+    """The values without those of some keys."""
+    return {key: value for key, value in values.items() if key not in keys}
+
+
+def select_keys(values: Mapping[Group, Item], keys: Container[object]) -> dict[Group, Item]:
+    """The values of those keys that are among `keys`."""
+    return {key: value for key, value in values.items() if key in keys}
+
+
+def drop_none(values: Mapping[Group, Item | None]) -> dict[Group, Item]:
+    """The values that are not None."""
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def drop_empty(values: Mapping[Group, Item]) -> dict[Group, Item]:
+    """The values that are not empty, 0 or None."""
+    return {key: value for key, value in values.items() if value}
 
 
 def count_nouns(count: int, noun: str) -> str:

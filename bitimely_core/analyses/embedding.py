@@ -33,6 +33,7 @@ from bitimely_core.schemas.scores import MetricValue
 from bitimely_core.tokens import Windows
 from bitimely_core.tokens.drawing import draw_held_out
 from bitimely_core.tokens.sets import require_plain_labels
+from bitimely_core.types import drop_none
 
 Array = npt.NDArray[Any]
 
@@ -432,7 +433,7 @@ def _add_projections(
     title = f"Principal components by {labels.name}"
     page.figure("pca-labels", title, PCA, _make_scatter(planes, shares, labels))
     maps = {key: compute_tsne(x, perplexity, seed) for key, x in spaces.items()}
-    points = {key: plane for key, plane in maps.items() if plane is not None}
+    points = drop_none(maps)
     if points:
         plot = _make_scatter(points, names, labels)
         page.figure("tsne-labels", f"t-SNE by {labels.name}", TSNE_LABELS, plot)

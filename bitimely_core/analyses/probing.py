@@ -47,6 +47,7 @@ from bitimely_core.run import SPLITS, Run
 from bitimely_core.schemas.scores import CorrectedDifference, Difference, MetricValue, TaskScores
 from bitimely_core.tokens import Windows
 from bitimely_core.tokens.sets import require_plain_labels
+from bitimely_core.types import select_keys
 
 Array = npt.NDArray[Any]
 
@@ -435,7 +436,7 @@ def _name_controls(probed: ProbeScores, windows: Windows) -> dict[str, str]:
     """Key -> words of the default readout and of what it is compared with."""
     plain = "counts of codes, no model" if windows.vocabulary else "means and spectra, no model"
     words = {make_key("random", probed.default): "random weights", "raw": plain, **CONSTANTS}
-    compared = {key: text for key, text in words.items() if key in probed.scores.baselines}
+    compared = select_keys(words, probed.scores.baselines)
     return {probed.first: probed.default.describe(), **compared}
 
 

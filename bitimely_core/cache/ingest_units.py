@@ -48,7 +48,7 @@ from bitimely_core.schemas.ingest_records import (
 from bitimely_core.store import locks, manifests, storage
 from bitimely_core.store.records import StoredFile
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.types import IngestUnit
+from bitimely_core.types import IngestUnit, drop_empty
 
 T = TypeVar("T")
 
@@ -243,7 +243,7 @@ def _check_names(entry: registry.Entry[registry.DatasetFacts], exclude: Sequence
 
 def _drop_empty(options: Choices) -> Choices:
     """The options that are given."""
-    return {name: value for name, value in options.items() if value}
+    return drop_empty(options)
 
 
 def _plan_ingest(run: IngestRun) -> Choices:

@@ -18,6 +18,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from bitimely_core.claims.distinct import map_texts
+from bitimely_core.types import drop_none
 
 EPOCH = date(1970, 1, 1).toordinal()
 AGE_MONTH = 30  # days of the "age months" of the released code
@@ -262,7 +263,7 @@ def list_number_forms(texts: Sequence[str], days: range) -> dict[str, tuple[int,
     # numbers that all end in 1 to 4 behind a year are no count of days
     if span := years[QUARTER]:
         return {QUARTER: span}
-    return {form: span for form, span in years.items() if span is not None}
+    return drop_none(years)
 
 
 def _find_years(texts: Sequence[str], form: str, days: range) -> tuple[int, int] | None:

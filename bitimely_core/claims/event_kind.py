@@ -39,6 +39,7 @@ from bitimely_core.schemas.ingest_records import IngestAccount, IngestPart, Inge
 from bitimely_core.schemas.tokens import SequenceManifest, SequenceStatistics
 from bitimely_core.store.workspace import refuse_inside_workspace
 from bitimely_core.tokens.sequences import MAX_EVENTS, count_splits, open_sequences
+from bitimely_core.types import leave_out
 
 PAPER_CODES = 52  # 47 PheCodes of PopHR and 5 special ids
 
@@ -61,9 +62,7 @@ def check_arguments(choices: Choices, arguments: Choices, folder: Path) -> None:
     together. Raises UserError (exit 2).
     """
     names = {"split_file", "seed", "small_counts", "individual_timelines", "cohort"}
-    preset, chosen = sequence_plan.parse_choices(
-        **{name: value for name, value in choices.items() if name not in names}
-    )
+    preset, chosen = sequence_plan.parse_choices(**leave_out(choices, names))
     dated, ignored = bool(arguments.get("keep_dates")), bool(arguments.get("keep_ignored"))
     cohort = load_cohort(choices["cohort"]) if choices.get("cohort") else None
     sequence_plan.check_choices(preset, chosen, cohort, dated=dated, ignored=ignored)

@@ -28,7 +28,7 @@ from bitimely_core.schemas.scores import (
     Uncertainty,
 )
 from bitimely_core.tokens.sequences import EventSequences
-from bitimely_core.types import parse_horizon
+from bitimely_core.types import drop_none, leave_out, parse_horizon
 
 # of a label: with its support they show the cells of its confusion matrix
 THRESHOLDED = ("precision", "recall", "f1")
@@ -123,9 +123,7 @@ class WithheldLabels:
         metrics = _map_items(self.protect_metric, baseline.metrics)
         if name in CONSTANT and self.closed:
             metrics = dict.fromkeys(metrics, HIDDEN)
-        by_class = baseline.by_class and {
-            label: areas for label, areas in baseline.by_class.items() if label not in self.unranked
-        }
+        by_class = baseline.by_class and leave_out(baseline.by_class, self.unranked)
         return baseline.model_copy(update={"metrics": metrics, "by_class": by_class})
 
     def protect_comparison(self, comparison: Comparison, main: str | None) -> Comparison:
@@ -234,7 +232,7 @@ class WithheldTimes:
     def protect_label(self, name: str, label: ClassScores) -> ClassScores:
         """The scores of a label at a horizon, without counts."""
         metrics = {key: getattr(label, key) for key in OF_TIMES}
-        defined = {key: metric for key, metric in metrics.items() if metric is not None}
+        defined = drop_none(metrics)
         hidden = parse_horizon(name)[0] in self.closed
         return label.model_copy(update={**HIDDEN_COUNTS, **_hide_or_round(defined, hidden=hidden)})
 

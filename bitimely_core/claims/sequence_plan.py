@@ -23,6 +23,7 @@ from bitimely_core.schemas.tokens import HistoryPreparation, SequenceOptions
 from bitimely_core.store import storage
 from bitimely_core.store.records import has_result
 from bitimely_core.tokens.sequences import EXTERNAL, HISTORIES
+from bitimely_core.types import drop_none
 
 CHANGEABLE = {"landmark", "landmark_date", "min_codes"}  # beside --vocabulary
 SELECTING = (
@@ -239,7 +240,7 @@ def change_choices(prepared: HistoryPreparation, **changes: Any) -> SequenceChoi
 
     Raises UserError (config, exit 2) for other changes.
     """
-    changed = {name: value for name, value in changes.items() if value is not None}
+    changed = drop_none(changes)
     for name in changed.keys() - CHANGEABLE:
         raise usage_error(
             "beside --vocabulary",

@@ -35,7 +35,7 @@ from bitimely_core.store import storage
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.drawing import limit_windows, sample_subjects
 from bitimely_core.tokens.sets import TokenSet
-from bitimely_core.types import SPLITS
+from bitimely_core.types import SPLITS, leave_out
 
 if TYPE_CHECKING:
     import polars as pl
@@ -241,7 +241,7 @@ def list_baselines(windows: Any) -> dict[str, str]:
     if windows.task == "survival":
         return {kind: DESCRIPTIONS[kind] for kind in HAZARDS}
     unfit = {"kernels", *HAZARDS} if windows.vocabulary else COUNTED
-    fitted = {kind: about for kind, about in DESCRIPTIONS.items() if kind not in unfit}
+    fitted = leave_out(DESCRIPTIONS, unfit)
     return fitted | {name: baseline.about for name, baseline in list_measures(windows).items()}
 
 

@@ -36,7 +36,7 @@ from bitimely_core.store import storage
 from bitimely_core.store.records import has_result, read_result, read_result_table, write_results
 from bitimely_core.store.workspace import parse_view
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.types import find_only, group_by
+from bitimely_core.types import drop_none, find_only, group_by
 
 if TYPE_CHECKING:
     import polars as pl
@@ -447,7 +447,7 @@ def _select_comparable(
     """
     read = {_label_run(run): read_predictions(run) for run in scored}
     read |= {name: _parse_frame(frame, first.scores) for name, frame in others.items()}
-    pairs = {name: pair for name, pair in read.items() if pair is not None}
+    pairs = drop_none(read)
     classes = next((names for names, _ in pairs.values()), [])
     candidates = {name: values for name, (names, values) in pairs.items() if names == classes}
     predictions, remarks = {}, []

@@ -28,7 +28,7 @@ from bitimely_core.schemas.scores import (
     Scores,
     TaskScores,
 )
-from bitimely_core.types import group_by
+from bitimely_core.types import drop_none, group_by
 
 VANISHING = 1e-6  # a number below this share of the largest beside it is printed as 0
 
@@ -274,7 +274,7 @@ def _list_differences(others: Mapping[str, Baseline], scores: TaskScores) -> dic
     """The differences in the main metric that are defined."""
     main = str(scores.main)
     differences = {name: find_difference(other, main) for name, other in others.items()}
-    return {name: difference for name, difference in differences.items() if difference is not None}
+    return drop_none(differences)
 
 
 def find_difference(other: Baseline, metric: str) -> Difference | None:

@@ -37,6 +37,7 @@ from bitimely_core.formats.wfdb_samples import (
     count_samples,
 )
 from bitimely_core.system_errors import raise_system_error
+from bitimely_core.types import leave_out
 
 # A header that promises this many times the frames of the file is damaged; else the file is
 # truncated.
@@ -177,7 +178,7 @@ def find_unfilled(source: Source, headers: Iterable[str]) -> dict[str, list[str]
             by_folder.setdefault(folder, []).append(rel)
         elif checksums:
             filled.add(folder)
-    return {folder: rels for folder, rels in by_folder.items() if folder not in filled}
+    return leave_out(by_folder, filled)
 
 
 def _list_channels(

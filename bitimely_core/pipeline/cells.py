@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from bitimely_core import registry
 from bitimely_core.pipeline.graph import Node
 from bitimely_core.recipe import Recipe, RecipeBlock, TuningStage
+from bitimely_core.types import drop_none
 from bitimely_core.workflows.jobs import Flags
 
 # they leave the pre-training as it is: it is shared
@@ -185,5 +186,5 @@ def list_cells(recipe: Recipe) -> Iterator[ExperimentCell]:
         # no pre-training of a model that could have one
         if flags.get("objective") == "none" != model.facts.objective:
             flags |= {"objective": None, "from_scratch": True}
-        chosen = {key: value for key, value in flags.items() if value is not None}
+        chosen = drop_none(flags)
         yield ExperimentCell(arm=name, values=values, flags=chosen, set=settings)

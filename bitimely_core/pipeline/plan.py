@@ -35,6 +35,7 @@ from bitimely_core.store.workspace import (
     name_tokens,
     parse_view,
 )
+from bitimely_core.types import leave_out
 from bitimely_core.workflows.jobs import Flags
 
 # sections of the settings of a cell that its fine-tunings read
@@ -329,7 +330,7 @@ class PlanBuilder:
             self.add_tokens(view, block.tokenize, block.build, block.name)
             for view in ((views,) if isinstance(views, str) else views)
         ]
-        shared = {key: value for key, value in cell.flags.items() if key not in FINETUNE_FLAGS}
+        shared = leave_out(cell.flags, FINETUNE_FLAGS)
         flags = merge_layers(
             recipe.overrides("pretrain", tokenize=False),
             block.pretrain.flags(),

@@ -18,7 +18,7 @@ from bitimely_core.recordings.mapping import (
     read_label_rules,
     search_groups,
 )
-from bitimely_core.types import Annotation, Attributes, AttributeValue, IngestOptions
+from bitimely_core.types import Annotation, Attributes, AttributeValue, IngestOptions, drop_empty
 
 # names of files that state a subject: of BIDS and of the EEG corpus of Temple University
 BIDS = re.compile(r"(?:^|/)sub-([A-Za-z0-9]+)(?=[_/])")
@@ -135,4 +135,4 @@ def _list_attributes(
 def _list_columns(rule: FileRule) -> dict[str, str]:
     """id, subject, label, value -> column of a table of series."""
     columns = {key: getattr(rule, f"{key}_column") for key in ("id", "subject", "label", "value")}
-    return {key: column for key, column in columns.items() if column}
+    return drop_empty(columns)

@@ -26,6 +26,7 @@ from bitimely_core.recordings.mne_files import find_later_parts
 from bitimely_core.recordings.sidecars import is_bids
 from bitimely_core.recordings.sniffed_tables import is_sample_table, is_timed_table, sniff_file
 from bitimely_core.system_errors import raise_system_error
+from bitimely_core.types import drop_none
 
 # names of files that lie in folders of recordings and are none
 LAYOUT = re.compile(
@@ -156,7 +157,7 @@ def _choose_formats(
         for rel in (*source.files, *source.rejected)
         if rel not in passed_over and not rel.endswith(described)
     }
-    return {rel: choice for rel, choice in choices.items() if choice}
+    return drop_none(choices)
 
 
 def _filter_formats(

@@ -62,7 +62,7 @@ from bitimely_core.recordings.sessions import ROOT, find_sessions
 from bitimely_core.recordings.sidecars import is_bids
 from bitimely_core.recordings.sniffed_tables import describe_tables
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.types import Attributes, IngestOptions, IngestUnit, SourceRows
+from bitimely_core.types import Attributes, IngestOptions, IngestUnit, SourceRows, leave_out
 
 NO_DATA = re.compile(r"(README|LICENSE).*|.*\.md", re.IGNORECASE)
 LABELS_ALONE = Finding(
@@ -357,7 +357,7 @@ def _assign_rows(
         return rows
     subjects = reference.subjects
     used = set(subjects.values())
-    others = {subject: row for subject, row in rows.items() if subject not in used}
+    others = leave_out(rows, used)
     return others | {
         keys.keys[rel][0]: {**rows[subject], "subject": subject}
         for rel, subject in subjects.items()

@@ -35,6 +35,7 @@ from bitimely_core.types import (
     AttributeValue,
     SourceRows,
     count_reasons,
+    drop_empty,
 )
 
 EVENT_TEXTS = {b"trial_type", b"value"}  # columns of events tables of BIDS
@@ -107,7 +108,7 @@ def read_attributes(
         "split": table.split,
         **{name: name for name in table.attributes},
     }
-    columns = {name: column for name, column in columns.items() if column}
+    columns = drop_empty(columns)
     names = list(dict.fromkeys([key, *columns.values(), *table.labels]))
     with locate_errors(table.path):
         path = source.path(table.path, PLACE_HINT)

@@ -34,6 +34,7 @@ from bitimely_core.recordings.mapping import (
 from bitimely_core.recordings.sessions import Session, find_sessions, report_events
 from bitimely_core.recordings.sidecars import find_all_events, is_bids
 from bitimely_core.system_errors import raise_system_error
+from bitimely_core.types import drop_none
 
 HEAD = 1 << 16  # bytes by which the form of a file is known
 TEXTS = {
@@ -193,7 +194,7 @@ def _pair_by_name(
     """
     owners = _find_owners(recordings, candidates, names)
     recognised = {file: forms.get(file) or _recognise(source, file) for file in owners}
-    labelled = {file: form for file, form in recognised.items() if form is not None}
+    labelled = drop_none(recognised)
     pairs: dict[str, list[str]] = {}
     for file, form in labelled.items():
         owner = owners[file]

@@ -17,7 +17,7 @@ from bitimely_core.errors import UserError, safe_text, usage_error
 from bitimely_core.formats.source import locate_errors
 from bitimely_core.formats.stage_texts import STAGES
 from bitimely_core.formats.wfdb_annotations import AnnotationKind
-from bitimely_core.types import Annotation, AttributeValue
+from bitimely_core.types import Annotation, AttributeValue, leave_out
 
 LabelForm = Literal["text", "xml", "edf", "wfdb", "bids", "device"]
 Format = Literal["edf", "wfdb", "table", "npy", "mat", "mne"]
@@ -404,4 +404,4 @@ def assign_recording_keys(rels: Iterable[str]) -> RecordingKeys:
         keys[rel] = tuple(dict.fromkeys([path, full, *unshared]))
     # at the root of the source a name without a folder is a path
     exact = set(itertools.chain.from_iterable(keys.values()))
-    return RecordingKeys(keys, {key: files for key, files in shared.items() if key not in exact})
+    return RecordingKeys(keys, leave_out(shared, exact))

@@ -56,7 +56,7 @@ from bitimely_core.report.run_page import (
 )
 from bitimely_core.schemas.scores import MetricValue, Scores
 from bitimely_core.store.records import describe_changes, has_result
-from bitimely_core.types import group_by
+from bitimely_core.types import group_by, select_keys
 
 Arm = tuple[str, str]  # row, data
 COMMON_FACTS = ("Data", "Split", "Versions", "Computed on", "Fingerprint of the data")
@@ -108,7 +108,7 @@ def _add_notices(
 def _list_facts(table: ResultTable) -> dict[str, str]:
     """Facts of the first run; of several rows those that they have in common."""
     first = table.runs[0]
-    common = {k: text for k, text in run_facts(first.record).items() if k in COMMON_FACTS}
+    common = select_keys(run_facts(first.record), COMMON_FACTS)
     return common if len(table.rows) > 1 else run_facts(first.runs[0].record) | common
 
 

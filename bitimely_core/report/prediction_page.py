@@ -31,7 +31,7 @@ from bitimely_core.report.plain_figures import TimeUnit, choose_unit
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import EndpointValue
 from bitimely_core.schemas.tokens import Calibration
-from bitimely_core.types import count_nouns
+from bitimely_core.types import count_nouns, leave_out
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import Windows
@@ -311,9 +311,7 @@ def collection_page(
     if refused:
         verdict += f"; {len(refused)} refused"
     # no paths: they can name people
-    stored = [
-        {key: value for key, value in row.items() if key not in {"file", "report"}} for row in rows
-    ]
+    stored = [leave_out(row, {"file", "report"}) for row in rows]
     return page.finish(f"{verdict}.", {"run": record.run, "recordings": stored})
 
 

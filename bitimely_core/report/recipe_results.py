@@ -57,7 +57,7 @@ from bitimely_core.report.renderer import write_report
 from bitimely_core.schemas.scores import WITHOUT_FITTED
 from bitimely_core.store.workspace import find_run_folder
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.types import count_nouns, group_by
+from bitimely_core.types import count_nouns, drop_empty, drop_none, group_by
 from bitimely_core.wording import list_first
 
 if TYPE_CHECKING:
@@ -375,7 +375,7 @@ def _baseline_table(results: RecipeResults) -> Table:
     table, rows = results.table, []
     for column in table.columns:
         values = {row: table.value(row, column) for row in table.rows}
-        scored = {row: value for row, value in values.items() if value is not None}
+        scored = drop_none(values)
         sign = column.sign
         for name, metric in results.baselines(column).items():
             below = []
@@ -455,7 +455,7 @@ def _list_facts(plan: ResultPlan, results: RecipeResults) -> dict[str, str]:
         "Pre-training": "; ".join(pretraining),
         "Versions": ", ".join(sorted(versions)),
     }
-    return {name: value for name, value in facts.items() if value}
+    return drop_empty(facts)
 
 
 def _nest_cells(cells: Mapping[Key, object]) -> dict[str, dict[str, object]]:

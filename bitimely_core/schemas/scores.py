@@ -10,6 +10,7 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer, model_vali
 from bitimely_core.privacy import Sharing
 from bitimely_core.schemas.runs import ScoredCheckpoint
 from bitimely_core.store.records import Part, ResultRecord, has_result, omit_none
+from bitimely_core.types import leave_out
 
 People = Annotated[int | None, Sharing.PEOPLE]  # None: withheld
 # notice of an evaluation
@@ -167,10 +168,7 @@ class Baseline(Part):
         if not isinstance(values, dict) or "metrics" in values:
             return values
         others = {key: values[key] for key in ("about", "by_class", "settings") if key in values}
-        return {
-            **others,
-            "metrics": {key: value for key, value in values.items() if key not in others},
-        }
+        return {**others, "metrics": leave_out(values, others)}
 
     @model_serializer(mode="wrap")
     def flatten_metrics(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -475,4 +473,4 @@ class Scores(TaskScores, ResultRecord):
         """Without the fields of a task where there is none."""
         values = handler(self)
         hidden = ("task", "main", "confusion", "remarks") if self.task is None else ()
-        return {key: value for key, value in values.items() if key not in hidden}
+        return leave_out(values, hidden)

@@ -35,6 +35,7 @@ from bitimely_core.errors import (
 )
 from bitimely_core.store import locks, manifests, storage
 from bitimely_core.system_errors import RETRY_HINT, raise_system_error, translate_system_errors
+from bitimely_core.types import leave_out
 
 if TYPE_CHECKING:
     import polars as pl
@@ -335,7 +336,7 @@ def write_results(
                 if beside
                 else _start_manifest(folder, removed | files.keys())
             )
-        stored = {name: file for name, file in manifest.files.items() if name not in removed}
+        stored = leave_out(manifest.files, removed)
         for name, content in files.items():
             if content is None:
                 sha256, size = storage.hash_with_size(folder / name)

@@ -14,6 +14,7 @@ from bitimely_core.registry import Choices, View
 from bitimely_core.schemas.tokens import WindowOptions
 from bitimely_core.tokens import filters, open_views
 from bitimely_core.tokens.epochs import choose_scored, count_durations, is_shorter
+from bitimely_core.types import select_keys
 
 
 class WindowChoices(Section, WindowConfig):
@@ -75,7 +76,7 @@ def _select_channels(cache: Cache, view: View, channels: Sequence[str]) -> View:
 
 def _list_facts(view: View) -> Choices:
     """What the options take from the view as it is."""
-    return {name: value for name, value in vars(view).items() if name in WindowOptions.model_fields}
+    return select_keys(vars(view), WindowOptions.model_fields)
 
 
 def _scale_rate(view: View, rate: float | None) -> float:

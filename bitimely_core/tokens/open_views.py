@@ -22,7 +22,7 @@ from bitimely_core.recordings.channels import fold_name, has_electrode, is_no_si
 from bitimely_core.registry import View
 from bitimely_core.schemas.tokens import WindowOptions
 from bitimely_core.tokens.epochs import choose_scored
-from bitimely_core.types import group_by
+from bitimely_core.types import drop_empty, group_by
 from bitimely_core.wording import list_first
 
 NAMES = 12  # channels in a line
@@ -180,7 +180,7 @@ def _list_signals(cache: Cache, names: set[str]) -> Recordings:
     for recording, *values in columns.iter_rows():
         if recording in signals:
             signals[recording].append(StoredSignal(*values))
-    return {name: stored for name, stored in signals.items() if stored}
+    return drop_empty(signals)
 
 
 def _select_channels(recordings: Recordings, channels: tuple[str, ...]) -> Recordings:

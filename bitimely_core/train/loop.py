@@ -66,7 +66,7 @@ from bitimely_core.train.step_log import (
     write_line,
 )
 from bitimely_core.train.validation import validate_training
-from bitimely_core.types import Batch, Batches
+from bitimely_core.types import Batch, Batches, drop_none
 
 
 class FitResult(TypedDict):
@@ -184,7 +184,7 @@ def _merge_settings(config: TrainConfig, overrides: Mapping[str, float | None]) 
     values = config.model_dump()
     if overrides["epochs"] is not None:
         values["steps"] = None
-    values |= {name: value for name, value in overrides.items() if value is not None}
+    values |= drop_none(overrides)
     return resolve_precision(validate(TrainConfig, values))
 
 

@@ -19,6 +19,7 @@ from bitimely_core.run import FORMAT, Run
 from bitimely_core.store.records import describe_changes
 from bitimely_core.store.workspace import locate_new, shorten_name
 from bitimely_core.system_errors import attach_result
+from bitimely_core.types import select_keys
 from bitimely_core.workflows.prepare import Execution, hides_counts, open_run, prepare_windows
 
 # entries of a summary in which no people are counted
@@ -121,7 +122,7 @@ def analyze(
 def _select_known(entry: registry.Entry[Any], offered: Options) -> Options:
     """Of the arguments that are offered those that the analysis has as parameters."""
     parameters = inspect.signature(entry.function).parameters
-    return {key: value for key, value in offered.items() if key in parameters}
+    return select_keys(offered, parameters)
 
 
 def _make_page(entry: registry.Entry[Any], subject: object, arguments: Options) -> Page:
@@ -234,7 +235,7 @@ def protect_page(page: Page, *, withhold: bool = False) -> Page:
         notices=[*map(round_message, page.notices), NOTICE],
         blocks=list(filter(_is_open_block, page.blocks)),
         facts={name: text for name, text in page.facts.items() if _is_open_fact(page, name)},
-        summary={key: value for key, value in page.summary.items() if key in OPEN_SUMMARY},
+        summary=select_keys(page.summary, OPEN_SUMMARY),
     )
 
 

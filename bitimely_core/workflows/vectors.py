@@ -33,6 +33,7 @@ from bitimely_core.store.workspace import locate_new, shorten_name
 from bitimely_core.system_errors import attach_result
 from bitimely_core.tokens.sequences import EventSequences
 from bitimely_core.tokens.sets import require_labels
+from bitimely_core.types import leave_out
 from bitimely_core.workflows.evaluate import (
     NOT_COMPARED,
     OVER_WINDOWS,
@@ -227,10 +228,7 @@ def _score_encoder(
         )
     fitted = {split: len(probed.rows[split]) for split in SPLITS[:2]}
     return Scores(
-        **{
-            **dict(task),
-            "baselines": {name: row for name, row in task.baselines.items() if name not in models},
-        },
+        **{**dict(task), "baselines": leave_out(task.baselines, models)},
         compared={name: task.baselines[name] for name in models},
         compared_rows=compared,
         run=encoder.name,

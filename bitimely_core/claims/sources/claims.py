@@ -109,6 +109,7 @@ from bitimely_core.claims.unknown_dates import DEFAULTS, blank_dates
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats.sniffer import find_delimiter
 from bitimely_core.formats.source import Source, locate_errors
+from bitimely_core.types import drop_empty, leave_out
 
 EVENT_COLUMNS = {
     **words.list_names("claims"),
@@ -150,7 +151,7 @@ class _Columns(NamedTuple):
     def list_names(self) -> dict[str, Sequence[str]]:
         """Key -> name of the first of the dates, and of the versions of a single code."""
         named = {"date": self.dates[:1], "vocab": () if self.wide else self.versions}
-        return {key: names for key, names in named.items() if names}
+        return drop_empty(named)
 
     @property
     def beside(self) -> tuple[str, ...]:
@@ -547,7 +548,7 @@ def _choose_reversing(table: OpenTable, named: set[str]) -> tuple[OpenTable, lis
     guessed = [key for key in REVERSING if key in table.columns and key not in named]
     if not guessed:
         return table, []
-    columns = {key: name for key, name in table.columns.items() if key not in guessed}
+    columns = leave_out(table.columns, guessed)
     without = table._replace(columns=columns)
     keys = [key for key in ("subject", "date", "code") if key in columns]
     marked = _peek_reversals(table, keys)

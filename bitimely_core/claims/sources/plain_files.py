@@ -28,7 +28,7 @@ from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, 
 from bitimely_core.formats import tables
 from bitimely_core.formats.sniffer import find_delimiter
 from bitimely_core.formats.source import Source
-from bitimely_core.types import find_only, group_by
+from bitimely_core.types import drop_empty, find_only, group_by, leave_out
 from bitimely_core.wording import list_first
 
 CLAIMS_NAME = re.compile(r"claims(?![a-z]).*")
@@ -215,18 +215,17 @@ def find_plain_files(source: Source, accepted: AcceptedNames) -> PlainFiles:
     paths = sorted(set(itertools.chain(*rest.values())) - set(claims))
     beside = {path: _list_columns(source, path) for path in paths}
     patients = patients or _choose_persons(accepted, beside)
-    beside = {path: names for path, names in beside.items() if path not in patients}
+    beside = leave_out(beside, patients)
     periods = _filter_tables(accepted.has_periods, beside)
     deaths = deaths or _filter_tables(accepted.has_deaths, beside)
     heads = itertools.chain(*(_list_columns(source, path) for path in patients))
-    others = {path: beside[path] for path in beside if path not in (*periods, *deaths)}
+    others = leave_out(beside, (*periods, *deaths))
     facts = _find_facts(accepted, deaths, list(heads), others)
     for files in (claims, periods, patients, labels, *facts.values()):
         _refuse_copies(files)
     _refuse_unjoined_tables(claims, beside, source, accepted)
     _refuse_without_claims(source, claims, paths, accepted)
-    read = set(itertools.chain(*facts.values()))
-    unread = {path: others[path] for path in others if path not in read}
+    unread = leave_out(others, set(itertools.chain(*facts.values())))
     codes = _find_codes_beside(source, claims, unread, accepted)
     return PlainFiles(claims, patients, labels, facts, periods, list(unread), codes)
 
@@ -281,7 +280,7 @@ def _find_facts(
     for key, test in (("birth", accepted.has_births), ("sex", accepted.has_sexes)):
         if heads and not find_names(heads, accepted.patients[key]):
             facts[key] = _filter_tables(test, others)
-    return {key: paths for key, paths in facts.items() if paths}
+    return drop_empty(facts)
 
 
 def _refuse_other_formats(source: Source) -> None:

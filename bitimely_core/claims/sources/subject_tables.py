@@ -27,7 +27,7 @@ from bitimely_core.claims.sources.id_spellings import IdSpellings, refuse_rounde
 from bitimely_core.claims.sources.source_table import OpenTable, count_dropped
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
 from bitimely_core.formats.source import locate_errors
-from bitimely_core.types import SourceRows, find_only
+from bitimely_core.types import SourceRows, find_only, select_keys
 
 SEX_NUMBERS = {"unknown": 0, "male": 1, "female": 2}
 SEXES = {word: SEX_NUMBERS[sex] for word, sex in words.index_words("sexes").items()}
@@ -237,7 +237,7 @@ def _blank_unknown_dates(
     unknown = unknown_dates.find_unknown_days(counts)
     if name != "birth":
         unknown |= unknown_dates.DEFAULTS
-    days = {day: n for day, n in counts.items() if day in unknown}
+    days = select_keys(counts, unknown)
     accounts.findings += warn_of_rows(
         sum(days.values()),
         Reason.DATE,
