@@ -237,7 +237,7 @@ def test_sexes_that_mean_another_one_elsewhere_are_said(
     assert ended.has("sexes are written", "Write M and F")
 
 
-@pytest.mark.parametrize("column", ["p31", "31-0.0", "f.31.0.0"])
+@pytest.mark.parametrize("column", ["p31", "31-0.0", "f.31.0.0", "participant.p31"])
 @pytest.mark.parametrize("apart", [True, False])
 def test_women_of_uk_biobank_are_coded_0(
     ingest: Ingest, raw: Path, column: str, apart: bool
@@ -412,6 +412,20 @@ def test_case_40c_concepts_that_no_map_reads(ingest: Ingest, raw: Path) -> None:
     assert followed.code == 0
     assert followed.count_rows() == 840
     assert "KCD7" not in followed.text
+
+
+@pytest.mark.slow
+def test_icd10_without_a_table_of_concepts_has_an_option_of_this_layout(
+    ingest: Ingest, raw: Path
+) -> None:
+    copy_case(raw, "40c_omop_kcd7_mixed")
+    (raw / "CONCEPT.csv").unlink()
+    ended = ingest(raw, "--source", "omop")
+    assert ended.has("--icd10-from DATE", "1900-01-01 if all are of ICD-10")
+    assert "--col" not in ended.text
+    followed = ingest(raw, "--source", "omop", "--icd10-from", "1900-01-01", workspace="followed")
+    assert followed.code == 0
+    assert followed.count_rows() == 840
 
 
 def test_concepts_without_a_row_in_the_vocabulary_are_said(ingest: Ingest, raw: Path) -> None:
@@ -863,7 +877,8 @@ def make_arrays() -> tuple[list[list[str]], list[list[str]]]:
 def write_arrays(path: Path, code: str, date_name: str) -> Counter[tuple[str, str]]:
     """A row a person, with columns of codes and of dates; the pairs that it holds."""
     codes, days = make_arrays()
-    ids = [("person_id" if code.startswith("dx") else "eid", [str(n) for n in range(30)])]
+    subject = {"d": "person_id", "p": "participant.eid"}.get(code[0], "eid")
+    ids = [(subject, [str(n) for n in range(30)])]
     named = ids + [
         (name.format(i, i + 1), [row[i] for row in cells])
         for name, cells in ((code, codes), (date_name, days))
@@ -879,6 +894,7 @@ def write_arrays(path: Path, code: str, date_name: str) -> Counter[tuple[str, st
     [
         ("41270-0.{0}", "41280-0.{0}", []),
         ("f.41270.0.{0}", "f.41280.0.{0}", ["--col", "subject=eid"]),
+        ("participant.p41270_a{0}", "participant.p41280_a{0}", []),
         ("41270-0.{0}", "41280-0.{0}", ["--col", "code=41270-*", "--col", "date=41280-*"]),
         ("dx{1}", "dx{1}_date", []),
         ("dx_{1}", "dxdate{1}", ["--col", "date=dxdate1,dxdate2,dxdate3,dxdate4"]),

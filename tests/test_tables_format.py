@@ -168,6 +168,17 @@ def test_the_number_of_rows_below_a_table_is_no_row(
     assert (rows, findings) == read_table(write_table(tmp_path, GOOD))
 
 
+@pytest.mark.parametrize("rule", ["--,----------,---", "-------, --------- ,--"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_the_rule_of_dashes_below_the_names_is_no_row(tmp_path: Path, rule: str, end: str) -> None:
+    names, *lines = GOOD.splitlines()
+    rows, findings = read_table(write_table(tmp_path, end.join([names, rule, *lines, ""])))
+    good, _ = read_table(write_table(tmp_path, GOOD))
+    assert findings == []
+    assert [row.cells for row in rows] == [row.cells for row in good]
+    assert [row.row for row in rows] == [row.row + 1 for row in good]
+
+
 # --- faults
 
 

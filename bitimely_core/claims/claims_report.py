@@ -20,6 +20,7 @@ from bitimely_core.claims.clean import RULE_REASONS, RowAccount
 from bitimely_core.claims.codes import list_shapes
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings
 from bitimely_core.claims.sources.columns import warn_of_rows
+from bitimely_core.claims.sources.source_options import REFUSED
 from bitimely_core.claims.unknown_dates import describe_days
 from bitimely_core.errors import Exit, Finding, Reason, UserError
 from bitimely_core.schemas.ingest_records import CachedUnit, IngestPart, IngestReport, TableReport
@@ -115,10 +116,12 @@ def _advise_codes(job: ClaimsJob, account: RowAccount, reason: Reason, file: str
     is_stated = survey.stated == "surely" or any("vocab" in t.table.columns for t in tables)
     if reason not in LOOKS or is_stated or not any(map(LOOKS[reason].match, examples)):
         return ""
+    switch = "Give --icd10-from DATE if codes are of ICD-9 before a day and of ICD-10 from it on"
+    if "col" in REFUSED.get(job.options.source, ()):
+        return f"{switch}: 1900-01-01 if all are of ICD-10"
     return (
-        "Give --icd10-from DATE if codes are of ICD-9 before a day and of ICD-10 from it on, "
-        "--col vocab=icd10 if all are of ICD-10; where those of this table are, call their column "
-        "icd10"
+        f"{switch}, --col vocab=icd10 if all are of ICD-10; where those of this table are, call "
+        "their column icd10"
     )
 
 

@@ -29,6 +29,8 @@ from bitimely_core.system_errors import raise_system_error
 
 # a first line such as sep=; by which spreadsheets know the delimiter
 STATED_MARK = re.compile(r'"?sep=(.)"?[;,\t ]*', re.IGNORECASE)
+# the rule of dashes that tools of databases draw below the names of columns
+RULE = re.compile(rb"(?=.*--)[-+ ,;|\t]+\r?\n?")
 MAX_LINE = 1 << 24  # bytes
 # bytes that a packed table may always hold; beyond it at most MAX_RATIO times its size
 MAX_EXPANDED = 1 << 30
@@ -122,8 +124,9 @@ def open_member(packed: BinaryIO) -> Iterator[tuple[str, IO[bytes]]]:
         yield members[0].filename, content
 
 
-def read_first_line(path: Path) -> tuple[int, str]:
-    """Number and text of the first line that is neither blank nor states the delimiter alone.
+def read_first_line(path: Path) -> tuple[int, str, int]:
+    """Number and text of the first line that is neither blank nor states the delimiter alone, and
+    the number of lines before the rows below it.
 
     Raises UserError: empty_file, expansion_limit, resource_limit, and as `open_text`.
     """
@@ -137,7 +140,7 @@ def read_first_line(path: Path) -> tuple[int, str]:
             _check_size(size, limit, len(line), row)
             text = line.decode().removesuffix("\n").removesuffix("\r")
             if text.strip() and not STATED_MARK.fullmatch(text):
-                return row, text
+                return row, text, row + bool(RULE.fullmatch(file.readline(MAX_LINE)))
     problem = "holds nothing but blank lines" if row else "has 0 bytes"
     raise input_error(Reason.EMPTY_FILE, problem)
 

@@ -33,7 +33,8 @@ KEY = re.compile(r"(?<!c)id$", re.IGNORECASE)  # of a name such as DIAGNOSISID, 
 PREFIXED_CODE = re.compile(r"([A-Za-z]{2}[\w -]*?)(?:\s*[:|/]+\s*|\s+)([A-Za-z]?\d.*)", re.ASCII)
 CODED_ROWS = 100_000  # of the columns that are read, whose codes are compared
 CODE_LIKE = re.compile(r"(?=.*\d).{3,}")  # a text that may be a code, of any vocabulary
-FIELD = re.compile(r"[fp]?[._]?(\d{5})(?!\d).*", re.ASCII)  # of UK Biobank: 41270-0.0, p41270
+# of UK Biobank: 41270-0.0, p41270, participant.p41270
+FIELD = re.compile(r"(?:participant\.)?[fp]?[._]?(\d{5})(?!\d).*", re.ASCII)
 CODE_FIELDS = {codes: vocab for vocab, (codes, _) in words.WORDS["fields"].items()}
 
 

@@ -20,8 +20,10 @@ NO_DIAGNOSIS = "none"  # the word of vocabularies that no map of diagnoses reads
 
 
 def fold_name(name: str) -> str:
-    """A name or word without case, blanks and punctuation."""
-    return re.sub(r"[\W_]", "", name).lower()
+    """A name or word without case, blanks and punctuation, and without the entity that the research
+    platform of UK Biobank writes before the names of fields: participant.eid.
+    """
+    return re.sub(r"^participant\.|[\W_]", "", name).lower()
 
 
 def list_names(table: str) -> dict[str, tuple[str, ...]]:
