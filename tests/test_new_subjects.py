@@ -214,6 +214,17 @@ def test_who_had_the_outcome_by_the_index_day_has_no_risk(tmp_path: Path, design
     status = table.filter(pl.col("status") == "had the outcome by the index day")
     if design == "cohort":  # the landmark has other labels, too
         assert set(status["subject_id"]) == {who for who, value in had.items() if value}
+        return
+    first: dict[str, date] = {}  # of the codes that are left in the input
+    for who, day, code in rows:
+        if code not in ("250.00", "496"):  # of the rules of diabetes and COPD
+            first[who] = min(day, first.get(who, day))
+    long = table.filter(pl.col("status") == "a longer history than in the training")
+    like = table.filter(pl.col("status") == "as in the training")
+    limit = date(2014, 6, 30) - timedelta(400)
+    assert long.height > 10
+    assert all(first[who] < limit for who in long["subject_id"])
+    assert all(first[who] >= limit for who in like["subject_id"])
 
 
 @slow

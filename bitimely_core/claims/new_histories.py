@@ -54,6 +54,7 @@ from bitimely_core.store.storage import fingerprint, make_folder
 from bitimely_core.tokens.sequences import (
     EXTERNAL,
     HISTORIES,
+    MONTH,
     SPECIAL,
     EventSequences,
     NewHistories,
@@ -79,8 +80,9 @@ READING = (
 )
 # and those that hold for all, where the layout has such codes or times
 CODING = ("codes", "time_unit", "sex_restrictions")
-AS_TRAINED, LEFT, FEW, SILENT, ABSENT_SO_FAR, DEAD, HAD, DOUBTFUL = (
+AS_TRAINED, LONG, LEFT, FEW, SILENT, ABSENT_SO_FAR, DEAD, HAD, DOUBTFUL = (
     "as in the training",
+    "a longer history than in the training",
     "left the observation before the index day",
     "fewer codes than in the training",
     "no known code",
@@ -308,7 +310,10 @@ def _build_shard(
     amount = {"events": pl.col("events"), "records": pl.col("rows") - pl.col("unknown_rows")}
     trained = sequence_plan.read_choices(plan.prepared.options)
     enough = amount.get(trained.min_codes_unit, pl.lit(understood.list.n_unique()))
-    enough = pl.when(enough < trained.min_codes).then(pl.lit(FEW)).otherwise(pl.lit(AS_TRAINED))
+    longest = (trained.landmark and trained.landmark.landmark_days) or np.inf
+    is_long = frame["t_index"] > (longest + 0.5) / MONTH  # float32 is exact to less than a day
+    length = pl.when(is_long).then(pl.lit(LONG)).otherwise(pl.lit(AS_TRAINED))
+    enough = pl.when(enough < trained.min_codes).then(pl.lit(FEW)).otherwise(length)
     silent = pl.when(pl.col("rows") == 0).then(pl.lit(ABSENT_SO_FAR)).otherwise(pl.lit(SILENT))
     status = pl.when(pl.col("events") == 0).then(silent).otherwise(enough)
     had_all = pl.col("had").list.len() >= max(1, len(plan.prepared.class_names))
@@ -409,7 +414,7 @@ def _mark_ends(people: pl.DataFrame, cache: Cache, data_end: int | None) -> pl.D
     ends = cache.cohort(("subject_id", "death_day", "obs_end"))
     marked = people.join(ends, on="subject_id", how="left", maintain_order="left")
     last = pl.min_horizontal("index_day", pl.lit(data_end, pl.Int64))
-    has_left = (pl.col("obs_end") < last) & (pl.col("status") == AS_TRAINED)
+    has_left = (pl.col("obs_end") < last) & pl.col("status").is_in([AS_TRAINED, LONG])
     died = (pl.col("death_day") < pl.col("index_day")).fill_null(value=False)
     ended = pl.when(died).then(pl.lit(DEAD)).when(has_left).then(pl.lit(LEFT))
     marked = marked.with_columns(died.alias("died"), status=ended.otherwise("status"))

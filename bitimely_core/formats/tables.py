@@ -86,9 +86,9 @@ def _read_header(path: Path, delimiter: str) -> tuple[tuple[str, ...], TableShap
     with translate_read_errors(path):
         if is_binary(path):
             return tuple(read_types(path)), TableShape()
-        row, line, skip = read_first_line(path)
+        row, line, above = read_first_line(path)
         names = parse_header(line, row, delimiter)
-        return names, TableShape(delimiter=delimiter, skip=skip, header=row, width=len(names))
+        return names, TableShape(delimiter=delimiter, skip=above, header=row, width=len(names))
 
 
 def is_binary(path: Path) -> bool:

@@ -28,10 +28,10 @@ RISKS = (
     "left out."
 )
 STATUS = (
-    "People with fewer codes than in the training, without any that the model knows, or without "
-    "observation on the index day have a risk too; the model has not learned from such people. Who "
-    "died before the index day has none, and who had the outcome by then, or may have had it, none "
-    "of it."
+    "People with fewer codes or a longer history than in the training, without any code that the "
+    "model knows, or without observation on the index day have a risk too; the model has not "
+    "learned from such people. Who died before the index day has none, and who had the outcome by "
+    "then, or may have had it, none of it."
 )
 UNKNOWN = (
     "Codes that are no part of the input, with the rows that have them up to the index day. A "
