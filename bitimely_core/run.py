@@ -137,7 +137,10 @@ class Run:
 
     @cached_property
     def _windows(self) -> Windows:
-        return self.require_single().open_windows(self.data)
+        windows = self.require_single().open_windows(self.data)
+        if not self.record.is_finetuned:
+            return windows
+        return windows.take_classes(self.record.data[0].class_names)
 
     @cached_property
     def _head(self) -> Head | FittedMethod | None:
@@ -294,6 +297,28 @@ class Run:
             f"{windows.name} has {misfit[0]}",
             f"the run reads {misfit[1]}",
             f"Fine-tune on it first: bitimely finetune {self.name} --data {windows.name}",
+            file=str(self.folder),
+        )
+
+    def require_labels(self) -> None:
+        """Raises UserError (config, exit 2) for windows without labels, or with other classes than
+        those of the run: their order is that of its outputs.
+        """
+        windows, trained = self.windows(), self.record.data[0].class_names
+        if windows.target is not None and windows.class_names == trained:
+            return
+        hint = "Name a view with labels, see: bitimely list views"
+        found = "no labels"
+        if windows.target is not None:
+            found = f"the labels {', '.join(windows.class_names) or 'of a regression'}"
+            hint = (
+                "Leave rows with other labels out of the table of labels, or train on it: bitimely "
+                f"train {self.record.model} --data {windows.name}"
+            )
+        raise usage_error(
+            f"{windows.name} has {found}",
+            f"the run predicts {', '.join(trained) or 'numbers'}",
+            hint,
             file=str(self.folder),
         )
 

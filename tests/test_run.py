@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import polars as pl
 import pytest
 import small
 
@@ -250,3 +252,39 @@ def test_no_option_of_a_training_stands_for_two_settings() -> None:
     settings = Settings().model_dump()
     for section, key in PLACES.values():
         assert section == "model" or key in settings[section]
+
+
+def write_classes(workspace: Path, names: Sequence[str]) -> None:
+    """Recordings of nine people each, whose class is the frequency that they hold."""
+    raw, rows, time = workspace / "raw", ["file,subject,label"], np.arange(200) / 50
+    raw.mkdir(parents=True)
+    for number, name in enumerate(sorted(names * 9)):
+        wave = np.sin(2 * np.pi * FREQUENCIES[name] * time + number)
+        cells = [f"{t:.2f},{value:.4f}" for t, value in zip(time, wave, strict=True)]
+        (raw / f"p{number}.csv").write_text("\n".join(["time,ecg", *cells]) + "\n")
+        rows.append(f"p{number}.csv,{'-'.join(names)}{number},{name}")
+    (raw / "labels.csv").write_text("\n".join(rows) + "\n")
+    workflows.ingest("generic", raw, workspace=workspace)
+
+
+FREQUENCIES = {"rest": 1, "sit": 2, "run": 9, "walk": 4}
+VIEW = "generic/classification"
+
+
+@pytest.mark.slow
+def test_classes_of_new_data_are_those_of_the_run(tmp_path: Path) -> None:
+    """By their names: a class may be missing, and no class of others is scored in its place."""
+    home, run = tmp_path / "three", tmp_path / "three" / "runs" / "three"
+    write_classes(home, ["rest", "run", "walk"])
+    workflows.train("features", data=VIEW, run="three", workspace=home)
+    write_classes(tmp_path / "two", ["run", "walk"])
+    scores = workflows.evaluate(run, data=VIEW, baselines="cheap", workspace=tmp_path / "two")
+    assert scores["metrics"]["accuracy"]["value"] == 1.0
+    table = pl.read_parquet(run / "predictions.parquet")
+    assert {1, 2} >= set(table["target"]), "ids in the order of the run"
+    workflows.tokenize("generic", workspace=tmp_path / "two")
+    write_classes(tmp_path / "other", ["sit", "walk"])
+    with pytest.raises(UserError, match="has the labels sit, walk, the run predicts rest, run, w"):
+        workflows.evaluate(run, data=VIEW, workspace=tmp_path / "other")
+    with pytest.raises(UserError, match="generic has no labels, the run predicts rest"):
+        workflows.evaluate(run, data="generic", workspace=tmp_path / "two")

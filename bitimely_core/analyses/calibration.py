@@ -183,6 +183,7 @@ def _require_head(run: Run) -> Any:
             "expected a fine-tuned run, which predicts labels",
             f"Run: bitimely finetune {run.name} --data {_name_view(run.windows())}",
         )
+    run.require_labels()
     return head
 
 

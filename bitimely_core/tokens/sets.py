@@ -309,6 +309,12 @@ class TokenSet(ABC, MapDataset):
     def describe_misfit(self, data: Sequence[RunData], channels: Sequence[int]) -> tuple[str, str]:
         """What the set has and what such a run reads, where no adapter fits."""
 
+    def take_classes(self, names: tuple[str, ...]) -> Self:
+        """The set with the classes of a run in its order, also those that no label here names; as
+        it is where it has others.
+        """
+        return self
+
     @abstractmethod
     def arrays(
         self, rows: Sequence[int] | np.ndarray | None = None, draw: tuple[int, int] | None = None

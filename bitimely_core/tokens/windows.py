@@ -9,9 +9,9 @@ import os
 import resource
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -130,6 +130,14 @@ class Windows(TokenSet):
         reads_events = any(part.vocabulary for part in data)
         wanted = "events" if reads_events else " or ".join(map(str, channels))
         return f"{self.channels} channels", wanted
+
+    def take_classes(self, names: tuple[str, ...]) -> Self:
+        """As `TokenSet.take_classes`: ids of labels follow the run's names."""
+        if self.class_names in {(), names} or not set(self.class_names) <= set(names):
+            return self
+        manifest = self.manifest.model_copy(update={"class_names": list(names)})
+        target = encode_targets(self.whole_index["label"], self.task, manifest.class_names)
+        return replace(self, manifest=manifest, target=target)
 
     def arrays(
         self, rows: Sequence[int] | np.ndarray | None = None, draw: tuple[int, int] | None = None

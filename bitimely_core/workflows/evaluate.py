@@ -248,6 +248,7 @@ def _score_head(
     opened: Run, rows: Windows, scores: Scores, workspace: Path, place: Computation
 ) -> tuple[Scores, Columns]:
     """The scores with those of the predictions of a fine-tuned run, and what they are made of."""
+    opened.require_labels()
     settings, windows = scores.settings, opened.windows()
     columns: Columns = {
         "target": rows.targets(None),
