@@ -308,15 +308,15 @@ class Run:
         if windows.target is not None and windows.class_names == trained:
             return
         hint = "Name a view with labels, see: bitimely list views"
-        found = "no labels"
+        labels = "no labels"
         if windows.target is not None:
-            found = f"the labels {', '.join(windows.class_names) or 'of a regression'}"
+            labels = f"the labels {', '.join(windows.class_names) or 'of a regression'}"
             hint = (
                 "Leave rows with other labels out of the table of labels, or train on it: bitimely "
                 f"train {self.record.model} --data {windows.name}"
             )
         raise usage_error(
-            f"{windows.name} has {found}",
+            f"{windows.name} has {labels}",
             f"the run predicts {', '.join(trained) or 'numbers'}",
             hint,
             file=str(self.folder),

@@ -135,9 +135,12 @@ class Windows(TokenSet):
         """As `TokenSet.take_classes`: ids of labels follow the run's names."""
         if self.class_names in {(), names} or not set(self.class_names) <= set(names):
             return self
-        manifest = self.manifest.model_copy(update={"class_names": list(names)})
-        target = encode_targets(self.whole_index["label"], self.task, manifest.class_names)
-        return replace(self, manifest=manifest, target=target)
+        classes = list(names)
+        return replace(
+            self,
+            manifest=self.manifest.model_copy(update={"class_names": classes}),
+            target=encode_targets(self.whole_index["label"], self.task, classes),
+        )
 
     def arrays(
         self, rows: Sequence[int] | np.ndarray | None = None, draw: tuple[int, int] | None = None
