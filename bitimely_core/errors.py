@@ -11,7 +11,7 @@ import re
 import signal
 import threading
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import IntEnum, StrEnum
@@ -508,8 +508,8 @@ def unknown_name_error(kind: str, name: object, names: Iterable[str]) -> UserErr
 
     It lists these and the closest of them.
     """
-    names = list(names)
-    close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
+    names = set(names)
+    close = difflib.get_close_matches(str(name), sorted(names), n=3, cutoff=0.5)
     return usage_error(
         f"unknown {kind} {str(name)!r}",
         f"known are {_list_known(names) or 'none yet'}",
@@ -518,7 +518,7 @@ def unknown_name_error(kind: str, name: object, names: Iterable[str]) -> UserErr
     )
 
 
-def _list_known(names: Sequence[str]) -> str:
+def _list_known(names: Collection[str]) -> str:
     """The names, of very many the first."""
     return list_first(sorted(names), NAMES_LISTED if len(names) <= NAMES_LISTED else FIRST_NAMES)
 

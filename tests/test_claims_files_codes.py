@@ -120,10 +120,10 @@ def read_case(name: str) -> list[dict[str, str]]:
 RIGHT = {"chf": 10, "copd": 46, "diabetes": 30}
 
 
-def test_case_04_two_writtenin_a_cell(ingest: Ingest) -> None:
-    outcome = ingest("04_two_writtenin_cell")
+def test_case_04_two_codes_in_a_cell(ingest: Ingest) -> None:
+    outcome = ingest("04_two_codes_in_cell")
     written = Counter[str]()
-    for row in read_case("04_two_writtenin_cell"):
+    for row in read_case("04_two_codes_in_cell"):
         written.update(f"ICD10//{code}" for code in row["icd10"].replace(",", ";").split(";"))
     assert outcome.code == 0
     assert outcome.count_codes() == written
@@ -289,7 +289,7 @@ def read_column(tables: Tables, vocab: str, cells: Sequence[str], **options: Any
 
 
 @pytest.mark.parametrize(("plain", "lines"), [("4011", 0), ("3893", 1)])
-def test_writtenwithout_a_point_are_told_where_some_are_left_out(
+def test_codes_without_a_point_are_told_where_some_are_left_out(
     tables: Tables, plain: str, lines: int
 ) -> None:
     cells = Counter(dict.fromkeys(["250.00", "401.9", "414.01", plain], 20))
@@ -355,7 +355,7 @@ def test_writtenwithout_a_point_are_told_where_some_are_left_out(
         ("icd9", "120/80", ["bad_code"]),
     ],
 )
-def test_cells_with_several_writtenor_none(
+def test_cells_with_several_codes_or_none(
     tables: Tables, vocab: str, cell: str, expected: list[str]
 ) -> None:
     plain = {"icd9": ["401.9", "038.9"], "icd10": ["K21.9", "J44.9"]}[vocab]
@@ -414,7 +414,7 @@ def test_a_column_of_certainties_leaves_out_what_was_not_diagnosed(
     assert followed.count_codes() == {"ICD9//250.00": 60, "ICD9//401.9": 60}
 
 
-def test_letters_directly_behind_writtenare_what_the_column_shows(tables: Tables) -> None:
+def test_letters_directly_behind_codes_are_what_the_column_shows(tables: Tables) -> None:
     german = read_column(tables, "icd10", ["E119G", "I10G", "J449A", "M545V", "K219GR", "N390Z"])
     assert german == {
         "E119G": ["E11.9"],
@@ -450,7 +450,7 @@ def test_letters_directly_behind_writtenare_what_the_column_shows(tables: Tables
         ("icd9", "C10E."),
     ],
 )
-def test_writtenof_other_vocabularies_are_no_diagnoses(
+def test_codes_of_other_vocabularies_are_no_diagnoses(
     tables: Tables, vocab: str, cell: str
 ) -> None:
     plain = {"icd9": ["401.9", "038.9", "250.00"], "icd10": ["K21.9", "J44.9", "E11.9"]}[vocab]
@@ -488,7 +488,7 @@ def test_a_column_of_another_vocabulary_is_called_by_its_name(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spoilt", ["2.50E+02", "1-Feb", "Feb-01", "1-Feb-24"])
-def test_writtenthat_a_spreadsheet_has_spoilt_are_to_be_written_again(
+def test_codes_that_a_spreadsheet_has_spoilt_are_to_be_written_again(
     ingest: Ingest, spoilt: str
 ) -> None:
     written = ["250.00", "401.9", "428.0", spoilt]
@@ -549,7 +549,7 @@ def test_a_column_of_something_else_is_refused(
 
 
 @pytest.mark.slow
-def test_writtenof_the_other_vocabulary_are_named_with_what_to_give(ingest: Ingest) -> None:
+def test_codes_of_the_other_vocabulary_are_named_with_what_to_give(ingest: Ingest) -> None:
     lines = [f"p{i},2005-01-{day:02d},E11.9" for i in range(12) for day in range(1, 7)]
     refused = ingest(lines, whole=True)
     assert refused.code == 4
@@ -615,7 +615,7 @@ def test_numbers_of_programs_are_their_days(form: str, epoch: date, ticks: int) 
         ("CONCEPT_CD", ("ICD9:", "ICD10:"), "DEM|SEX:f"),
     ],
 )
-def test_writtenbehind_their_vocabularies(
+def test_codes_behind_their_vocabularies(
     ingest: Ingest, name: str, prefixes: tuple[str, str], other: str
 ) -> None:
     """As i2b2 has them, with other facts beside; E850 is in both vocabularies."""
@@ -639,7 +639,7 @@ def test_writtenbehind_their_vocabularies(
         ("dx{}", "dx{}_ver", ("ICD-9", "ICD-10")),
     ],
 )
-def test_each_column_of_writtenhas_a_version(
+def test_each_column_of_codes_has_a_version(
     ingest: Ingest, code: str, version: str, words: tuple[str, str]
 ) -> None:
     """E850 is poisoning in ICD-9 and amyloidosis in ICD-10. Procedures have versions too."""
@@ -688,7 +688,7 @@ def test_dates_as_programs_write_them(ingest: Ingest, written: str) -> None:
     assert outcome.list_days() == [(day - date(1970, 1, 1)).days for day in days]
 
 
-def test_a_cohort_of_writtenalone_needs_no_births(ingest: Ingest) -> None:
+def test_a_cohort_of_codes_alone_needs_no_births(ingest: Ingest) -> None:
     """Nothing is said of the labels of the rules, which are not made."""
     days = [date(2005, 1, 1) + timedelta(40 * i) for i in range(60)]
     codes = ["401.9", "428.0", "250.00"]
@@ -853,7 +853,7 @@ def test_reversals_remove_as_many_rows_as_there_are(ingest: Ingest) -> None:
     assert outcome.count_codes() == {"ICD9//250.00": 2, "ICD9//401.9": 1}
 
 
-def test_frequency_writtenvoid_and_replace(ingest: Ingest) -> None:
+def test_frequency_codes_void_and_replace(ingest: Ingest) -> None:
     header = "patient_id,date,icd9,claim_id,clm_freq_cd"
     lines = [
         "a,2005-01-01,250.00,1,1",
@@ -904,7 +904,7 @@ def test_columns_of_one_source_have_forms_of_their_own(ingest: Ingest) -> None:
     assert outcome.list_days() == [expected + i for i in range(40)]
 
 
-def test_writtenof_icd10_from_a_day_on_have_their_option(ingest: Ingest) -> None:
+def test_codes_of_icd10_from_a_day_on_have_their_option(ingest: Ingest) -> None:
     """The advice is followed to the codes that were written."""
     days = [date(2015, 9, 11) + timedelta(day) for day in range(25)]
     written = ["250.00" if day < date(2015, 10, 1) else "E11.9" for day in days]
@@ -921,14 +921,11 @@ def test_writtenof_icd10_from_a_day_on_have_their_option(ingest: Ingest) -> None
     assert followed.count_codes() == {"ICD9//250.00": 240, "ICD10//E11.9": 60}
 
 
-def test_short_writtenwithout_a_point_have_their_option(ingest: Ingest) -> None:
+def test_short_codes_without_a_point_have_their_option(ingest: Ingest) -> None:
     """38 is 038 without its zero."""
-    writtenwritten = ["38", "25000", "4019", "4280", "496"]
+    codes_written = ["38", "25000", "4019", "4280", "496"]
     lines = [
-        f"P{p},2005-0{m}-03,{code}"
-        for p in range(4)
-        for m in range(1, 6)
-        for code in writtenwritten
+        f"P{p},2005-0{m}-03,{code}" for p in range(4) for m in range(1, 6) for code in codes_written
     ]
     first = ingest(lines, "--rules", "none")
     assert first.code == 3

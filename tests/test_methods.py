@@ -371,6 +371,7 @@ def test_the_same_command_again_does_nothing_and_reproduce_gives_the_same_bits(h
         (["embed", "features-staging"], "has no network"),
         (["finetune", "features-staging", *VIEW], "has no network"),
         (["analyze", "svd", "features-staging"], "has no network"),
+        (["analyze", "augmentation", "features-staging"], "has no network"),
         (["pretrain", "--init", "features-staging", *VIEW], "has no network"),
         (["pretrain", "--model", "features", *VIEW], "Run: bitimely train features --data"),
     ],

@@ -33,7 +33,7 @@ def augmentation(runs: list[Run], *, sequences: int = 10, seed: int = 0) -> Page
     Raises UserError: a run without augmentation (config, exit 2); no_input without training
     windows.
     """
-    run = runs[0]
+    run = runs[0].require_network()
     windows, tuned = run.windows()["train"], run.record.settings.finetune
     if not tuned.augment:
         raise usage_error(
