@@ -234,7 +234,7 @@ ALLOWED = {  # file: functions that need not ask
     "datasets/physionet_2012.py": {"_parse_cells", "_read_stay"},
     "formats/nsrr_xml.py": {"_make_event"},  # a cell
     "formats/matlab.py": {"_inflate_head", "_inflate"},
-    "tokens/unlabelled.py": {"_list_recordings"},  # raised when its recording is read
+    "tokens/new_recordings.py": {"_list_recordings"},  # raised when its recording is read
     # the reader of the layout meets the fault again, and says it
     "claims/sources/__init__.py": {"_has_anchor_year"},
     "store/locks.py": {"_locked_error"},  # a message
