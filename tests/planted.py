@@ -14,7 +14,7 @@ from torch import nn
 from bitimely_core import models, registry
 from bitimely_core.config import Settings
 from bitimely_core.run import Run
-from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.schemas.runs import RunData, RunRecord
 from bitimely_core.types import Encoded
 
 
@@ -232,7 +232,18 @@ def run(windows, head=None, name="planted", folder=None, **record):
         windows,
         head,
         folder=folder,
-        **{"notices": ("leak_free is false.",), **record},
+        **{
+            "notices": ("leak_free is false.",),
+            "data": [
+                RunData(
+                    name="planted",
+                    dataset="planted",
+                    fingerprint="f",
+                    class_names=windows.class_names,
+                )
+            ],
+            **record,
+        },
     )
 
 

@@ -243,7 +243,14 @@ def record(source="tiny", fraction=1.0, weights="w", readout="sos", run="?"):
             "data": {"fraction": fraction},
             "finetune": {"readout": readout, "from_scratch": weights is None},
         },
-        data=[{"name": "planted", "dataset": "planted", "fingerprint": "f"}],
+        data=[
+            {
+                "name": "planted",
+                "dataset": "planted",
+                "fingerprint": "f",
+                "class_names": ["W", "N1", "N2"],
+            }
+        ],
     )
 
 
