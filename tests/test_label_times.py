@@ -8,11 +8,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import numpy as np
-import pyedflib
 import pytest
 from test_generic import attempt, recordings
-from test_labels_beside import labels, messages, write
+from test_labels_beside import labels, messages, write, write_night
 
 pytestmark = pytest.mark.slow  # each writes and ingests hours or days
 
@@ -22,31 +20,9 @@ NIGHT = datetime(2020, 3, 1, 23, 0, 0)
 HOURS = 3600
 
 
-def write_slow(path: Path, start: datetime, seconds: int) -> None:
-    """One channel of a value a second, written by pyedflib."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with pyedflib.EdfWriter(str(path), 1, file_type=pyedflib.FILETYPE_EDFPLUS) as writer:
-        writer.setStartdatetime(start)
-        writer.setSignalHeader(
-            0,
-            {
-                "label": "HR",
-                "dimension": "bpm",
-                "sample_frequency": 1,
-                "physical_min": 0.0,
-                "physical_max": 200.0,
-                "digital_min": 0,
-                "digital_max": 2000,
-                "transducer": "",
-                "prefilter": "",
-            },
-        )
-        writer.writeSamples([np.random.default_rng(0).normal(60, 5, seconds)])
-
-
 def read_labels(tmp_path: Path, table: str, start: datetime, seconds: int) -> tuple[list, str]:
     """The labels of a recording beside which `table` lies, and what is said of them."""
-    write_slow(tmp_path / "raw" / "s1.edf", start, seconds)
+    write_night(tmp_path / "raw" / "s1.edf", seconds, start=start, rate=1)
     write(tmp_path / "raw" / "s1.csv", table)
     report = attempt("generic", tmp_path / "raw", tmp_path / "cache")
     return labels(recordings(tmp_path / "cache")["s1"]), messages(report)

@@ -37,9 +37,13 @@ Note = tuple[float, float, str]
 
 
 def write_night(
-    path: Path, seconds: int = 150, notes: tuple[Note, ...] = (), start: datetime = START
+    path: Path,
+    seconds: int = 150,
+    notes: tuple[Note, ...] = (),
+    start: datetime = START,
+    rate: int = 100,
 ) -> None:
-    """One channel of noise at 100 Hz, written by pyedflib."""
+    """One channel of noise, `rate` in Hz, written by pyedflib."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with pyedflib.EdfWriter(str(path), 1, file_type=pyedflib.FILETYPE_EDFPLUS) as writer:
         writer.setStartdatetime(start)
@@ -48,7 +52,7 @@ def write_night(
             {
                 "label": "EEG C4",
                 "dimension": "uV",
-                "sample_frequency": 100,
+                "sample_frequency": rate,
                 "physical_min": -200.0,
                 "physical_max": 200.0,
                 "digital_min": -2048,
@@ -58,7 +62,7 @@ def write_night(
             },
         )
         seed = [*path.name.encode()]
-        writer.writeSamples([np.random.default_rng(seed).normal(0, 20, seconds * 100)])
+        writer.writeSamples([np.random.default_rng(seed).normal(0, 20, seconds * rate)])
         for note in notes:
             writer.writeAnnotation(*note)
 

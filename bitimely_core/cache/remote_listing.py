@@ -143,15 +143,7 @@ def _connect(source: str) -> tuple[RemoteSource, str]:
     try:
         import fsspec
 
-        target, options = source, StoreOptions()
-        if scheme in WEB:
-            target = f"{scheme}://{rest.rstrip('/')}/"
-            options = _make_web_options(user)
-        elif scheme in S3:
-            target = f"{scheme}://{rest.rstrip('/')}"
-            options = _make_s3_options(user)
-        elif scheme in {"gs", "gcs"}:
-            options = {"use_listings_cache": False}
+        target, options = _choose_target(source, scheme, user, rest.rstrip("/"))
         schemes = set(fsspec.available_protocols()) - WRAPPERS
         if scheme not in schemes:
             raise unknown_name_error("scheme of a URL", scheme, schemes)
@@ -166,6 +158,17 @@ def _connect(source: str) -> tuple[RemoteSource, str]:
         raise_system_error(error, stored=False)
         raise describe_failure(error, url) from None
     return RemoteSource(url, opened, scheme), root
+
+
+def _choose_target(source: str, scheme: str, user: str, rest: str) -> tuple[str, StoreOptions]:
+    """What fsspec opens for a URL, and its options; `rest`: behind the scheme and the user."""
+    if scheme in WEB:
+        return f"{scheme}://{rest}/", _make_web_options(user)
+    if scheme in S3:
+        return f"{scheme}://{rest}", _make_s3_options(user)
+    if scheme in {"gs", "gcs"}:
+        return source, {"use_listings_cache": False}
+    return source, {}
 
 
 def _make_web_options(user: str) -> StoreOptions:

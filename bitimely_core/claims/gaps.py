@@ -255,12 +255,13 @@ def find_label_refusal(
 
     `findings`: of `find_caseless_labels`.
     """
-    cases = {name for name, label in labels.items() if label.cases}
     asked = {job.name_flag(label.name) for label in parse_label_columns(job.options)}
     has_others = job.options.for_cohort or job.options.source in TASK_LABELS
-    if not labels or (has_others and not asked) or (cases and asked <= cases):
+    lacks_births = any(finding.field == "birth" for finding in findings)
+    if not asked and (has_others or lacks_births):
         return None
-    if not asked and any(finding.field == "birth" for finding in findings):
+    cases = {name for name, label in labels.items() if label.cases}
+    if not labels or (cases and asked <= cases):
         return None
     first, *others = findings
     hint = ". ".join(filter(None, (first.hint, NO_LABELS if job.ruled else "")))

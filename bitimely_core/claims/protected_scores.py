@@ -405,6 +405,19 @@ def _link_group(system: CountSystem, key: str, group: RiskGroup, first: int) -> 
             system.add_difference(gone, [("gone", *before)], ("newly gone", *day))
 
 
+def _count_up_to_limits(
+    system: CountSystem, divisions: list[list[GroupDay]], name: str
+) -> dict[int, int]:
+    """People before each limit of a division -> their count of this name."""
+    reached = {0: 0}
+    for division in divisions:
+        end = count = 0
+        for group, day in division:
+            end, count = end + (group.n or 0), count + system.counts[name, *day]
+            reached[end] = count
+    return reached
+
+
 def _link_cells(
     system: CountSystem, cells: list[OverlapCell], divisions: list[list[GroupDay]], horizon: str
 ) -> None:
@@ -412,12 +425,7 @@ def _link_cells(
     overlap.
     """
     for name in ("risk", "events"):
-        reached = {0: 0}  # people before a limit -> their count
-        for division in divisions:
-            end = count = 0
-            for group, day in division:
-                end, count = end + (group.n or 0), count + system.counts[name, *day]
-                reached[end] = count
+        reached = _count_up_to_limits(system, divisions, name)
         for i, cell in enumerate(cells):
             key: Key = (name, "cell", str(i), horizon)
             system.counts[key] = reached[cell.end] - reached[cell.start]

@@ -180,7 +180,6 @@ def resolve_plan(
     Raises:
         UserError: config or unknown_name (exit 2).
     """
-    rules = None if cohort is None else cohorts.load_cohort(cohort)
     prepared = fitted = None
     if vocabulary is None:
         name, chosen = parse_choices(preset=preset, engine=engine, **choices)
@@ -188,10 +187,8 @@ def resolve_plan(
         prepared = load_preparation(Path(vocabulary))
         name, chosen = prepared.options.preset, change_choices(prepared, preset=preset, **choices)
         fitted = load_fitted(prepared)
-        has_landmark = choices.get("landmark") or choices.get("landmark_date")
-        # a landmark replaces the index days of the cohort of the run
-        if rules is None and prepared.options.cohort and not has_landmark:
-            rules = CohortRules.model_validate(prepared.options.cohort)
+    has_landmark = bool(choices.get("landmark") or choices.get("landmark_date"))
+    rules = _find_cohort(cohort, prepared, is_replaced=has_landmark)
     if small_counts is None:
         layout = cache.events_manifest.settings.options.get("source")
         small_counts = disclosure.is_open_source(cache.dataset, layout)
@@ -252,6 +249,17 @@ def change_choices(prepared: HistoryPreparation, **changes: Any) -> SequenceChoi
     if landmark or date:
         changed["landmark"] = _parse_landmark(landmark, date)
     return replace(read_choices(prepared.options), **changed)
+
+
+def _find_cohort(
+    cohort: str | Path | None, prepared: HistoryPreparation | None, *, is_replaced: bool
+) -> CohortRules | None:
+    """The cohort that is asked for, else that of the run, unless a landmark replaces its days."""
+    if cohort is not None:
+        return cohorts.load_cohort(cohort)
+    if prepared is None or is_replaced or not prepared.options.cohort:
+        return None
+    return CohortRules.model_validate(prepared.options.cohort)
 
 
 def _check_plan(plan: SequencePlan, seed: int | None) -> None:

@@ -148,7 +148,8 @@ def _find_channels(columns: Sequence[Column], last: int | None, before: int) -> 
 def _rename(column: Column, name: str, form: vendors.VendorForm) -> Column:
     """The column with the name of a form; its header stays, unless the form replaces headers."""
     if name and (form.right or not column.header):
-        return column._replace(name=name, header=name)
+        # the form knows the unit of what it names itself: G of a header may be gauss
+        return column._replace(name=name, header=name, unit=form.find_unit(name) or column.unit)
     return column
 
 

@@ -26,7 +26,7 @@ from bitimely_core.pipeline.cells import (
 )
 from bitimely_core.pipeline.graph import Node, StageResult, States
 from bitimely_core.privacy import format_count
-from bitimely_core.recipe import AnalyzeStage, Recipe, RecipeBlock, RecipeStage
+from bitimely_core.recipe import AnalyzeStage, Recipe, RecipeBlock, RecipeStage, TuningStage
 from bitimely_core.report.recipe_results import read_paper
 from bitimely_core.store.workspace import (
     find_data_kind,
@@ -265,7 +265,6 @@ class PlanBuilder:
             The run behind each data that its trainings read: "" of the pre-training, a view of a
             fine-tuning.
         """
-        tuning = self.recipe.tuning
         columns = {
             view: view if views.count(view) == 1 else block.name
             for view in _views(self.recipe, block)
@@ -277,13 +276,8 @@ class PlanBuilder:
             )
             return {}
         compared = None if is_search else self._find_compared(block, cell)
-        common: Flags = {"train": {"devices": self.devices}} if self.devices > 1 else {}
-        rate_runs: dict[str, str] = {}
-        if tuning and is_search:
-            common["tune"] = {"rates": tuning.rates}
-        elif tuning:
-            search = cell.tune(tuning, self.recipe.matrix)
-            rate_runs = self.add_cell(block, search, views, tuning.fold, is_search=True)
+        rate_runs = {} if is_search else self._search_rates(block, cell, views)
+        common = self._list_common_flags(self.recipe.tuning if is_search else None)
         block = _set_fold(block, fold)
         trainings = CellTrainings(block=block, cell=cell, common=common, rate_runs=rate_runs)
         text = " ".join([block.name, *map(str, cell.flags.values()), cell.row])
@@ -303,6 +297,24 @@ class PlanBuilder:
         if not is_search:
             self._add_analyses("pretrain", source)
         return runs
+
+    def _search_rates(
+        self, block: RecipeBlock, cell: ExperimentCell, views: list[str]
+    ) -> dict[str, str]:
+        """View, "" of the pre-training -> the run that chooses the learning rate of the training.
+
+        Their stages are added, if the recipe tunes.
+        """
+        tuning = self.recipe.tuning
+        if not tuning:
+            return {}
+        search = cell.tune(tuning, self.recipe.matrix)
+        return self.add_cell(block, search, views, tuning.fold, is_search=True)
+
+    def _list_common_flags(self, tuning: TuningStage | None) -> Flags:
+        """Flags of all trainings of a cell; `tuning`: of one that chooses learning rates."""
+        devices: Flags = {"train": {"devices": self.devices}} if self.devices > 1 else {}
+        return devices if tuning is None else {**devices, "tune": {"rates": tuning.rates}}
 
     def _add_scores(
         self, cell: ExperimentCell, column: str, trained: str, second: str | None

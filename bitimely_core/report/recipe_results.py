@@ -190,19 +190,17 @@ def _gather_results(plan: ResultPlan, source: ResultSource) -> tuple[RecipeResul
     """The scores and comparisons of all cells; and a line for each baseline that was left out."""
     paper, names = read_paper(plan.paper)
     runs, missing = _open_runs(plan.cells, source)
-    requested = [cell.column for cell in plan.cells]
-    requested += [column for _, column in paper if column.partition(":")[0] not in requested]
-    stated = dict.fromkeys([*plan.columns, *(column for _, column in paper)])
     rows = list(dict.fromkeys([*(cell.row for cell in plan.cells), *(row for row, _ in paper)]))
     reference = rows[0] if rows else ""
     fitted, remarks = _fit_baselines(runs, reference, source)
-    columns = result_table.group_columns(runs, requested, stated)
-    compared = {}
-    for column in columns:
-        frames = _title_frames(fitted.get(column.data, {}))
-        compared[column.key] = result_table.compare_column(
-            column, runs, reference, others=frames, keep=source.keep
+    columns = _group_columns(plan, paper, runs)
+    frames = {data: _title_frames(kinds) for data, kinds in fitted.items()}
+    compared = {
+        column.key: result_table.compare_column(
+            column, runs, reference, others=frames.get(column.data, {}), keep=source.keep
         )
+        for column in columns
+    }
     table = ResultTable(runs, rows, columns, reference, compared, names, plan.margins, planned=True)
     results = RecipeResults(
         plan.title,
@@ -214,6 +212,16 @@ def _gather_results(plan: ResultPlan, source: ResultSource) -> tuple[RecipeResul
         {data: {kind: pair[0] for kind, pair in kinds.items()} for data, kinds in fitted.items()},
     )
     return results, remarks
+
+
+def _group_columns(
+    plan: ResultPlan, paper: PaperValues, runs: Sequence[ScoredRun]
+) -> list[result_table.ScoreColumn]:
+    """The columns of the cells, then those that the paper alone has."""
+    of_paper = [column for _, column in paper]
+    requested = [cell.column for cell in plan.cells]
+    requested += [column for column in of_paper if column.partition(":")[0] not in requested]
+    return result_table.group_columns(runs, requested, dict.fromkeys([*plan.columns, *of_paper]))
 
 
 def _title_frames(fitted: Mapping[str, FittedBaseline]) -> dict[str, pl.DataFrame]:

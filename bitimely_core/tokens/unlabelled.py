@@ -108,16 +108,12 @@ def cut_unlabelled(
         record = replace(record, annotations=notes)
     left_out: Counter[str] = Counter()
     cut = cut_record(record, options, preprocessing.units, left_out)
-    if cut is not None and options.irregular:
-        del cut.places[1:]  # rows behind the first window
-    if labels and cut is not None and not cut.places:
-        raise input_error(
-            Reason.UNMATCHED_LABELS,
-            "no window of it has a label",
-            f"expected one of {', '.join(preprocessing.class_names)}",
-        )
     if cut is None or not cut.places:
+        if labels and cut is not None:
+            raise _no_label_error(preprocessing.class_names)
         raise _too_short_error(signals, options, placement, is_joint=cut is not None)
+    if options.irregular:
+        del cut.places[1:]  # rows behind the first window
     findings += _report_left_out(left_out)
     cut, empty = _drop_empty(cut, options)
     windows = _make_windows(cut, name, preprocessing, options, labels=labels)
@@ -129,6 +125,11 @@ def cut_unlabelled(
         placement=placement,
         findings=[*findings, *empty],
     )
+
+
+def _no_label_error(names: Sequence[str]) -> UserError:
+    problem, wanted = "no window of it has a label", f"expected one of {', '.join(names)}"
+    return input_error(Reason.UNMATCHED_LABELS, problem, wanted)
 
 
 def _too_short_error(

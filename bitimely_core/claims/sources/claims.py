@@ -670,43 +670,60 @@ class _SubjectFacts(NamedTuple):
 def _read_subject_facts(request: _Request, files: PlainFiles) -> _SubjectFacts:
     """The registered subjects, if tables of them or the claims tell of them."""
     wanted = {**request.accepted.patients, "subject": request.subject_names}
-    file, advice, spells = files.claims[0], dict[str, str](), None
-    frame: pl.DataFrame | None
     # the columns of periods are in tables of their own, where there are some
     named = set(request.renamed) - set(PERIOD_DATES if files.periods else ())
-    ends_stays = is_discharge(request.renamed.get("vital", ""))
     if files.patients:
-        file = files.patients[0]
-        unread = {"vital"} if ends_stays else set[str]()
-        told = {key: wanted[key] for key in wanted if key not in unread}
-        table, advice = _read_patient_tables(request, files.patients, told, named - unread)
-        people, spells = separate_spells(table)
-        if len(files.patients) > 1:  # a death may be in the file of its year alone
-            facts = pl.all().exclude("subject", "row")
-            people = people.with_columns(facts.forward_fill().backward_fill().over("subject"))
-        frame = keep_unique_rows(people, file, request.survey, "subject")
-        request.survey.rows[-1] = replace(request.survey.rows[-1], seen=table.height)
-        if ends_stays:
-            deaths = _read_deaths_in_hospital(request, files.claims)
-            frame = _add_facts(frame, deaths, "death")
+        told = _read_patient_facts(request, files, wanted, named)
     else:
+        file = files.claims[0]
         frame = _read_patients_of_claims(request, files.claims, wanted, named)
         advice = _advise_ages(list_names(request.source, file))
+        told = _SubjectFacts(frame, file, advice, None, file)
+    frame, file = told.frame, told.file
     for key, paths in files.facts.items():
-        names = (*wanted[key], *("date", "datum") * (key == "death"))
-        columns = {"subject": wanted["subject"], key: names}
-        rows = pl.concat(_read_subject_rows(request, path, columns) for path in paths)
-        if key != "death":  # they may stand on any number of rows
-            rows = _keep_single_facts(rows.drop("row"), paths[0], request.survey)
-            rows = rows.with_row_index("row", 1)
-        apart = keep_unique_rows(rows.drop_nulls(key), paths[0], request.survey, "subject")
         file = paths[0] if frame is None else file
-        frame = _add_facts(frame, apart.drop("row"), key)
+        frame = _add_facts(frame, _read_fact_tables(request, key, paths, wanted), key)
     frame = close_vital_states(frame, file, request.survey)
     if not files.periods:
-        return _SubjectFacts(frame, file, advice, spells, file)
+        return _SubjectFacts(frame, file, told.advice, told.spells, file)
     spells = _read_period_tables(request, files.periods)
-    return _SubjectFacts(frame, file, advice, spells, files.periods[0])
+    return _SubjectFacts(frame, file, told.advice, spells, files.periods[0])
+
+
+def _read_patient_facts(
+    request: _Request, files: PlainFiles, wanted: Mapping[str, Sequence[str]], named: set[str]
+) -> _SubjectFacts:
+    """What the tables of patients tell of them; `wanted`: what is told of a subject -> names of its
+    columns, `named`: those that an option names.
+    """
+    file, ends_stays = files.patients[0], is_discharge(request.renamed.get("vital", ""))
+    unread = {"vital"} if ends_stays else set[str]()
+    columns = leave_out(wanted, unread)
+    table, advice = _read_patient_tables(request, files.patients, columns, named - unread)
+    people, spells = separate_spells(table)
+    if len(files.patients) > 1:  # a death may be in the file of its year alone
+        facts = pl.all().exclude("subject", "row")
+        people = people.with_columns(facts.forward_fill().backward_fill().over("subject"))
+    frame = keep_unique_rows(people, file, request.survey, "subject")
+    request.survey.rows[-1] = replace(request.survey.rows[-1], seen=table.height)
+    if ends_stays:
+        frame = _add_facts(frame, _read_deaths_in_hospital(request, files.claims), "death")
+    return _SubjectFacts(frame, file, advice, spells, file)
+
+
+def _read_fact_tables(
+    request: _Request, key: str, paths: Sequence[str], wanted: Mapping[str, Sequence[str]]
+) -> pl.DataFrame:
+    """Subject and death, birth or sex, of tables of it apart; `wanted` as of
+    `_read_patient_facts`.
+    """
+    names = (*wanted[key], *("date", "datum") * (key == "death"))
+    columns = {"subject": wanted["subject"], key: names}
+    rows = pl.concat(_read_subject_rows(request, path, columns) for path in paths)
+    if key != "death":  # they may stand on any number of rows
+        rows = _keep_single_facts(rows.drop("row"), paths[0], request.survey)
+        rows = rows.with_row_index("row", 1)
+    return keep_unique_rows(rows.drop_nulls(key), paths[0], request.survey, "subject").drop("row")
 
 
 def _advise_ages(names: Sequence[str]) -> dict[str, str]:
