@@ -264,6 +264,17 @@ def test_the_next_command_reads_the_labels_there_are(desk: Desk, view: str) -> N
     assert desk.run(command) == 0, desk.said
     verb = "pretrain" if view == "generic" else "train"
     assert desk.find(r"next: " + COMMAND) == f"{verb} --data {view} -w ws"
+    assert desk.run("train features --data generic") == 2
+    assert (f"Take the view {view}." in desk.said) == bool(text or notes), desk.said
+    assert ("Give labels at ingest (--map)." in desk.said) == (view == "generic"), desk.said
+
+
+def test_a_view_without_labels_names_that_of_the_labels_there_are(desk: Desk) -> None:
+    write_edf("a")
+    Path("map.toml").write_text('[[files]]\npattern = "*"\nlabel = "ill"\n')
+    assert desk.run("ingest generic raw --map map.toml") == 0
+    assert desk.run("train features --data generic/staging") == 4
+    assert "Take the view generic/classification." in desk.said
 
 
 def test_a_table_that_names_nobody_says_what_the_names_are(desk: Desk) -> None:

@@ -369,6 +369,7 @@ def test_a_recipe_of_recipes_is_checked_before_anything_runs(
             COMPARED.replace("[matrix]", "[matrix]\nseed = [0, 0, 1]"),
             "expected each value of seed once",
         ),
+        (COMPARED.replace("synthetic/staging", "synthetic"), "synthetic has no labels"),
         (COMPARED.replace("[matrix]", "[matrix]\nseed = []"), "expected each value of seed once"),
         (
             COMPARED + '[[arm]]\nname = "a"\n[[arm]]\nname = "a"\n',

@@ -35,6 +35,7 @@ from bitimely_core.store.workspace import (
     name_tokens,
     parse_view,
 )
+from bitimely_core.tokens.open_views import advise_labels
 from bitimely_core.types import leave_out
 from bitimely_core.workflows.jobs import Flags
 
@@ -124,6 +125,21 @@ def _check_column(column: str, data: set[str]) -> None:
     else:
         expected = f"expected DATA:METRIC or DATA:CLASS, DATA one of {', '.join(sorted(data))}"
     raise usage_error(f"found {column!r}", expected, "Correct it", field="evaluate.columns")
+
+
+def _check_labels(view: str, workspace: Path) -> None:
+    """Raises UserError (config, exit 2) for a view that never has labels: not behind hours of
+    pre-training.
+    """
+    dataset, name = parse_view(view)
+    kind, task = find_data_kind(view), registry.datasets[dataset].facts.views[name].task
+    if kind.section == "tokenize" and task == "none":
+        raise usage_error(
+            f"{view} has no labels",
+            "expected a labelled view",
+            advise_labels(dataset, locate(workspace, "cache", dataset)),
+            field="finetune.data",
+        )
 
 
 def _views(recipe: Recipe, block: RecipeBlock) -> tuple[str, ...]:
@@ -376,6 +392,7 @@ class PlanBuilder:
     def _plan_finetuning(self, trainings: CellTrainings, view: str, source: str) -> TrainingStage:
         """The fine-tuning of one view; `source`: label of its pre-training."""
         block, cell = trainings.block, trainings.cell
+        _check_labels(view, self.workspace)
         name, tokens = self.add_tokens(view, block.tokenize, block.build, block.name)
         stage = validate(RecipeStage, cell.flags)
         flags = merge_layers(

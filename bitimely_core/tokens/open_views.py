@@ -12,10 +12,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from bitimely_core import registry
-from bitimely_core.cache import Cache
+from bitimely_core.cache import Cache, open_cache
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats.text import list_names
 from bitimely_core.recordings.channels import fold_name, has_electrode, is_no_signal
@@ -28,6 +29,8 @@ from bitimely_core.wording import list_first
 NAMES = 12  # channels in a line
 LONGEST_LINE = 600  # characters of a line of a map in an advice
 MOST_CODES = 20  # whole numbers that can be those of classes
+UNLABELLED_HISTORIES = "Tokenize with a --cohort, or ingest with --rules or --label-column"
+LABELS_NEEDED = "Give labels at ingest (--map)"
 LONG = 0.99  # of a recording: an annotation of this share of it states no length of windows
 
 
@@ -238,7 +241,7 @@ def _list_labelled(cache: Cache, view: View) -> set[str]:
         return set(cache.recording_ids())
     notes = cache.annotations()
     if not notes.height:
-        hint = "Give labels at ingest (--map), or take another view"
+        hint = _advise_view(cache)
         raise _label_error(cache, "no recording has an annotation", hint)
     points = notes["duration"] <= 0
     recordings = set(notes.filter(points if view.points else ~points)["recording_id"])
@@ -258,7 +261,7 @@ def suggest_view(cache: Cache) -> str:
     Of a published data set the first view with labels.
     """
     views = registry.datasets[cache.dataset].facts.views
-    if not {"", "annotations", "points"} <= views.keys():
+    if not _are_open(views):
         return next((name for name, view in views.items() if view.task != "none"), "")
     notes = cache.annotations()
     lasting = notes.filter(notes["duration"] > 0)["label"]
@@ -272,6 +275,31 @@ def suggest_view(cache: Cache) -> str:
     if not texts:
         return "points"
     return "values" if _are_measured(texts) else "annotations"
+
+
+def _are_open(views: Mapping[str, View]) -> bool:
+    """Whether they are those of a user's own recordings, whose labels may be of any kind."""
+    return {"", "annotations", "points"} <= views.keys()
+
+
+def _advise_view(cache: Cache) -> str:
+    """The advice to take the view whose labels the cache has; else to give it labels."""
+    view = suggest_view(cache)
+    return f"Take the view {cache.dataset}/{view}" if view else LABELS_NEEDED
+
+
+def advise_labels(dataset: str, folder: Path) -> str:
+    """The advice for tokens without labels: a view of the data set that has some, where `folder`
+    holds the cache one that it has.
+    """
+    entry = registry.datasets.get(dataset)
+    views = entry.facts.views if entry else {}
+    names = [f"{dataset}/{name}" for name, view in views.items() if view.task != "none"]
+    if not names:
+        return UNLABELLED_HISTORIES
+    if _are_open(views) and (folder / "manifest.json").is_file():
+        return _advise_view(open_cache(folder, verify=False))
+    return f"Take a view with labels: {', '.join(names)}"
 
 
 def _are_measured(texts: set[str]) -> bool:

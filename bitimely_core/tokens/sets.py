@@ -34,6 +34,7 @@ from bitimely_core.schemas.tokens import (
     TokenStatistics,
 )
 from bitimely_core.store import manifests
+from bitimely_core.tokens.open_views import advise_labels
 from bitimely_core.tokens.splits import SHARED
 from bitimely_core.types import SPLITS
 from bitimely_core.wording import list_first
@@ -47,7 +48,6 @@ else:
     MapDataset = object  # torch asks for `__len__` and `__getitem__` alone
 
 Manifest = TypeVar("Manifest", bound=TokenManifest)
-UNLABELLED_HISTORIES = "Tokenize with a --cohort, or ingest with --rules or --label-column"
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -415,17 +415,16 @@ def check_subjects(index: pl.DataFrame, split: str, folder: Path) -> None:
 
 
 def require_labels(windows: TokenSet) -> None:
-    """Raises UserError (config, exit 2) for windows without labels; it names the views of their
-    data set that have some.
+    """Raises UserError (config, exit 2) for windows without labels; it names a view of their data
+    set that has some.
     """
     if windows.task != "none":
         return
-    views = windows.list_stated_views().items()
-    names = [f"{windows.dataset}/{name}" for name, view in views if view.task != "none"]
+    cache = windows.folder.parents[1] / "cache" / windows.dataset
     raise usage_error(
         f"{windows.name} has no labels",
         "expected a labelled view",
-        f"Name one: {', '.join(names)}" if names else UNLABELLED_HISTORIES,
+        advise_labels(windows.dataset, cache),
         field="--data",
     )
 
