@@ -113,6 +113,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["tokenize", "sleep-edf/stagin"], 2, "sleep-edf/staging"),
         (["list", "modles"], 2, "models"),
         (["analyze", "svdd", "x"], 2, "svd"),
+        (["analyze", "svd", "x", "--out", __file__], 2, "is no folder"),  # no run is read before
         (["evaluate", "nothing"], 2, "or the folder of a run or export"),
         (["run", "smok"], 2, "smoke"),
         (["ingest", "synthetic", "--shard", "3/2"], 2, "k/n"),

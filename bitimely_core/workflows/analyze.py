@@ -16,6 +16,7 @@ from bitimely_core.errors import Exit, safe_text, unknown_name_error, usage_erro
 from bitimely_core.page import Figure, Page, Table, rename_units
 from bitimely_core.privacy import NOTICE, Sharing, has_small_count, is_small, round_message
 from bitimely_core.run import FORMAT, Run
+from bitimely_core.store import storage
 from bitimely_core.store.records import describe_changes
 from bitimely_core.store.workspace import locate_new, shorten_name
 from bitimely_core.system_errors import attach_result
@@ -94,6 +95,7 @@ def analyze(
     if name is None:
         name = _name_report(entry, names, data, [model, objective, preset])
     target = out or locate_new(workspace, "reports", name, "--name")
+    storage.check_target(target)
     select_device(device)
     if dry_run:
         return {
