@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     )
 
 UNITS_SHOWN = 30
+EVALUATE = "evaluate RUN"
 FEW_SUBJECTS = 50  # a tenth of fewer is too small a test split to rely on
 # options of `ingest` that are the data set's own
 DATASET_CHOICES = ("size", "seed", "rate", "extra")
@@ -339,14 +340,17 @@ def _name_tokens(report: IngestReport | IngestPart, folder: Path) -> str:
 
 
 def _name_next(verb: str, data: str, workspace: Path) -> str:
-    """The line with the next verb on tokens: RUN is the last pre-training; without one `train`."""
+    """The line with the next verb on tokens. RUN is the last pre-training, without one `train`
+    follows; of `evaluate` it is the last run with a head.
+    """
     from bitimely_core.catalog import list_rows
 
     if "RUN" in verb:
+        kind, instead = ("finetune", verb) if verb == EVALUATE else ("pretrain", "train")
         rows = list_rows("runs", workspace)
-        runs = [row["name"] for row in rows if row["kind"] == "pretrain" and row["finished"]]
+        runs = [row["name"] for row in rows if row["kind"] == kind and row["finished"]]
         folders = sorted(runs, key=lambda run: (workspace / "runs" / run).stat().st_mtime)
-        verb = verb.replace("RUN", shlex.quote(folders[-1])) if folders else "train"
+        verb = verb.replace("RUN", shlex.quote(folders[-1])) if folders else instead
     return f"next: bitimely {verb} --data {data}{name_workspace(workspace)}"
 
 
@@ -419,6 +423,8 @@ def tokenize(
     text, verb = kind.describe_tokens(visible)
     if options.get("vocabulary"):  # of other people, all of whom are tested
         verb = f"evaluate {shlex.quote(str(options['vocabulary']))}"
+    elif result["split"] == "external":
+        verb = EVALUATE
     page = [f"page: {result['report']}"] if "report" in result else []
     following = _name_next(verb, name or data, build.workspace)
     advice: list[str] = []

@@ -321,7 +321,7 @@ class TrainConfig(Section):
 Resampling = Literal["two-sided", "causal", "pointwise"]
 Filtering = Literal["zero-phase", "causal"]
 Normalise = Literal["channel", "window", "none"]
-Split = Literal["subject", "official", "time", "random-window"]
+Split = Literal["subject", "official", "time", "random-window", "external"]
 
 
 def parse_frequencies(value: Any) -> Any:

@@ -43,8 +43,9 @@ from bitimely_core.store.records import (
 )
 from bitimely_core.store.workspace import find_run_folder, locate
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.tokens.sequences import EXTERNAL, HISTORIES
+from bitimely_core.tokens.sequences import HISTORIES
 from bitimely_core.tokens.sets import name_subjects
+from bitimely_core.tokens.splits import EXTERNAL
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -138,9 +139,19 @@ class Run:
     @cached_property
     def _windows(self) -> Windows:
         windows = self.require_single().open_windows(self.data)
-        if not self.record.is_finetuned:
+        if self.record.is_finetuned:
+            windows = windows.take_classes(self.record.data[0].class_names)
+        if windows.split != EXTERNAL or windows.vocabulary:
             return windows
-        return windows.take_classes(self.record.data[0].class_names)
+        if not self.record.is_finetuned:
+            raise usage_error(
+                f"{windows.name} has no training split",
+                f"expected one: {self.name} has no statistics to read values by",
+                f"Fine-tune it first, or run: bitimely tokenize {windows.dataset}/{windows.view} "
+                "--split subject",
+                field="--data",
+            )
+        return windows.read_as(self.preprocessing())
 
     @cached_property
     def _head(self) -> Head | FittedMethod | None:

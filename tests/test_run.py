@@ -33,6 +33,7 @@ from bitimely_core.store import storage
 from bitimely_core.store.records import ResultManifest, StoredRecord, write_results
 from bitimely_core.text_paths import accept_texts
 from bitimely_core.tokens.channel_maps import parse_map
+from bitimely_core.types import SPLITS
 
 RECORDS: dict[str, type[StoredRecord]] = {
     "run.json": RunRecord,
@@ -254,14 +255,16 @@ def test_no_option_of_a_training_stands_for_two_settings() -> None:
         assert section == "model" or key in settings[section]
 
 
-def write_classes(workspace: Path, names: Sequence[str]) -> None:
-    """Recordings of nine people each, whose class is the frequency that they hold."""
+def write_classes(workspace: Path, names: Sequence[str], unit: str = "uV", size: float = 1) -> None:
+    """Recordings of nine people each, whose class is the frequency that they hold, at an amplitude
+    of `size` of its unit.
+    """
     raw, rows, time = workspace / "raw", ["file,subject,label"], np.arange(200) / 50
     raw.mkdir(parents=True)
     for number, name in enumerate(sorted(names * 9)):
-        wave = np.sin(2 * np.pi * FREQUENCIES[name] * time + number)
-        cells = [f"{t:.2f},{value:.4f}" for t, value in zip(time, wave, strict=True)]
-        (raw / f"p{number}.csv").write_text("\n".join(["time,ecg", *cells]) + "\n")
+        wave = size * np.sin(2 * np.pi * FREQUENCIES[name] * time + number)
+        cells = [f"{t:.2f},{value:.7g}" for t, value in zip(time, wave, strict=True)]
+        (raw / f"p{number}.csv").write_text("\n".join([f"time,ecg [{unit}]", *cells]) + "\n")
         rows.append(f"p{number}.csv,{'-'.join(names)}{number},{name}")
     (raw / "labels.csv").write_text("\n".join(rows) + "\n")
     workflows.ingest("generic", raw, workspace=workspace)
@@ -288,3 +291,41 @@ def test_classes_of_new_data_are_those_of_the_run(tmp_path: Path) -> None:
         workflows.evaluate(run, data=VIEW, workspace=tmp_path / "other")
     with pytest.raises(UserError, match="generic has no labels, the run predicts rest"):
         workflows.evaluate(run, data="generic", workspace=tmp_path / "two")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("unit", "size"), [("uV", 3.0), ("mV", 0.003)])
+def test_all_people_of_other_data_are_scored_as_predict_reads_them(
+    tmp_path: Path, unit: str, size: float
+) -> None:
+    """Under `--split external`: by the statistics of the training, whatever their own are."""
+    home, theirs = tmp_path / "ours", tmp_path / "theirs"
+    run, out = home / "runs" / "ours", tmp_path / "out"
+    write_classes(home, ["rest", "run"])
+    workflows.train("features", data=VIEW, run="ours", workspace=home)
+    write_classes(theirs, ["rest", "run"], unit, size)
+    made = workflows.tokenize(VIEW, workspace=theirs, split="external")
+    assert [made["audit"][split]["subjects"] for split in SPLITS] == [0, 0, 18]
+    assert not any(finding["level"] == "warning" for finding in made["findings"])
+    scores = workflows.evaluate(run, data="generic-classification", workspace=theirs)
+    assert scores["n_subjects"] == 18
+    assert "External validation" in scores["notices"][0]
+    scored = pl.read_parquet(run / "predictions.parquet").sort("recording_id")
+    workflows.predict(run, [theirs / "raw"], out=out, workspace=theirs)
+    predicted = pl.read_parquet(out / "predictions.parquet").sort("recording_id")
+    columns = ["p_rest", "p_run"]
+    near = np.allclose(scored[columns].to_numpy(), predicted[columns].to_numpy(), atol=1e-5)
+    assert near, "as the same recordings without labels"
+    assert unit == "mV" or scored[columns].equals(predicted[columns]), "bit for bit"
+    with pytest.raises(UserError, match="all of these are tested"):
+        workflows.train("features", data="generic-classification", workspace=theirs)
+
+
+@pytest.mark.slow
+def test_a_pre_training_reads_no_data_without_a_training_split(tmp_path: Path) -> None:
+    write_classes(tmp_path, ["rest", "run"])
+    small_run = {"preset": "tiny", "steps": 1, "run": "base", "workspace": tmp_path}
+    workflows.pretrain("generic", **small_run)
+    workflows.tokenize(VIEW, workspace=tmp_path, split="external")
+    with pytest.raises(UserError, match="has no training split"):
+        workflows.evaluate("base", data="generic-classification", workspace=tmp_path)

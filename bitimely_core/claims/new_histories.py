@@ -52,7 +52,6 @@ from bitimely_core.store import manifests
 from bitimely_core.store.records import StoredFile
 from bitimely_core.store.storage import fingerprint, make_folder
 from bitimely_core.tokens.sequences import (
-    EXTERNAL,
     HISTORIES,
     MONTH,
     SPECIAL,
@@ -62,6 +61,7 @@ from bitimely_core.tokens.sequences import (
     publish_sequences,
     write_shard,
 )
+from bitimely_core.tokens.splits import EXTERNAL
 from bitimely_core.types import find_only
 
 DATASET = "pophr"  # which reads all layouts of claims

@@ -22,7 +22,8 @@ from bitimely_core.schemas.ingest_records import EventsManifest
 from bitimely_core.schemas.tokens import HistoryPreparation, SequenceOptions
 from bitimely_core.store import storage
 from bitimely_core.store.records import has_result
-from bitimely_core.tokens.sequences import EXTERNAL, HISTORIES
+from bitimely_core.tokens.sequences import HISTORIES
+from bitimely_core.tokens.splits import EXTERNAL
 from bitimely_core.types import drop_none
 
 CHANGEABLE = {"landmark", "landmark_date", "min_codes"}  # beside --vocabulary

@@ -39,6 +39,7 @@ SPLITS = {
     "official": "official",
     "time": "by time, subjects in several splits",
     "random-window": "random windows, subjects in several splits",
+    "external": "all subjects, none of them trained on",
 }
 STAMPS: dict[bool | str | None, str] = {True: "yes", False: "no", None: "no target"}
 MAX_CURVES = 12  # of one figure

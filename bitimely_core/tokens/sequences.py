@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 SPECIAL = ("[PAD]", "[SOS]", "[EOS]", "[MASK]", "[UNK]")  # ids 0 to 4; codes follow
 SHARDS = re.compile(r"sequences-\d+-[0-9a-f]{16}\.parquet")
 VALUES = "values.parquet"  # cut points and moments of the numbers of codes
-EXTERNAL = "external"  # split of other people than those of the training: all are tested
 HISTORIES = "histories.json"  # `HistoryPreparation`
 COHORT = "cohort.parquet"  # who belongs to the cohort of the sequences
 # bytes of codes and times up to which they are all in memory; more are mapped from the disk

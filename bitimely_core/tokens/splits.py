@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 SMALL = 20  # subjects; fewer are ranked
+EXTERNAL = "external"  # other people than those of the training: all are tested
 # schemes in which a subject may be in several splits, and the caveat that is shown with scores
 SHARED = {
     "time": "Split by time inside each recording: the same subjects stand in train and test, "
@@ -203,6 +204,8 @@ def make_scheme(options: WindowOptions, table: pl.DataFrame) -> Scheme:
         )
     if name == "time":
         return lambda subject, recording, attributes, starts: split_by_time(starts, options.length)
+    if name == EXTERNAL:
+        return lambda subject, recording, attributes, starts: ["test"] * len(starts)
     if name == "random-window":
         return lambda subject, recording, attributes, starts: [
             split_by_share(hash_to_share(f"{seed}|{recording}|{float(start)!r}"))

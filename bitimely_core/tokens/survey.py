@@ -536,7 +536,9 @@ def _describe_mixed(survey: CacheSurvey, options: WindowOptions) -> Finding:
 def _list_gaps_of_splits(
     counts: dict[str, SplitCounts], options: WindowOptions
 ) -> Iterator[Finding]:
-    """Splits without windows, and classes without a training window."""
+    """Splits without windows, and classes without a training window, where there are to be some."""
+    if options.split == splits.EXTERNAL:
+        return
     empty = [split for split in SPLITS if not counts[split].windows]
     if empty:
         yield _describe_empty_splits(empty, counts, options)

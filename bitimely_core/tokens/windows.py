@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from bitimely_core.errors import safe_text
+from bitimely_core.errors import Reason, input_error, safe_text
+from bitimely_core.formats.units import find_unit_factor
 from bitimely_core.schemas.runs import RunData
 from bitimely_core.schemas.tokens import (
+    Preprocessing,
     SamplePreparation,
     WindowManifest,
     WindowOptions,
@@ -142,6 +144,31 @@ class Windows(TokenSet):
             target=encode_targets(self.whole_index["label"], self.task, classes),
         )
 
+    def read_as(self, trained: Preprocessing) -> Self:
+        """The set with the normalisation of a training in the place of its own, and with a mask
+        where the training had one; as it is where the training had another number of channels.
+
+        Units of one quantity are converted. Raises UserError: unit (exit 4) for other quantities.
+        """
+        import polars as pl
+
+        if len(trained.units) != len(self.manifest.units):
+            return self
+        units = zip(self.options.channels, self.manifest.units, trained.units, strict=True)
+        convert = np.array([_find_factor(*channel) for channel in units])
+        table = pl.read_parquet(self.folder / "recordings.parquet", glob=False)
+        scale, offset = _read_affine(table, len(convert))
+        trained_as = self.statistics.model_copy(update={"channels": list(trained.channels)})
+        affine = compute_affine(trained_as, self.options, scale * convert, offset * convert)
+        missing = self.manifest.missing or trained.missing
+        return replace(
+            self,
+            statistics=trained_as,
+            manifest=self.manifest.model_copy(update={"missing": missing}),
+            centre=affine[0],
+            factor=affine[1],
+        )
+
     def arrays(
         self, rows: Sequence[int] | np.ndarray | None = None, draw: tuple[int, int] | None = None
     ) -> dict[str, np.ndarray | None]:
@@ -241,6 +268,29 @@ class Windows(TokenSet):
         return x, mask, times
 
 
+def _find_factor(channel: str, unit: str, wanted: str) -> float:
+    """From the unit of a channel to the one `wanted`; 1 where one of them is not known. Raises
+    UserError: unit (exit 4).
+    """
+    factor = find_unit_factor(unit, wanted)
+    if factor is None and unit.strip() and wanted.strip():
+        raise input_error(
+            Reason.UNIT,
+            f"{safe_text(channel)} is in {safe_text(unit)}",
+            f"the run reads {safe_text(wanted)}",
+            "Convert it, or name the channel of that quantity at tokenize (--channels)",
+            field="unit",
+            found=safe_text(unit),
+        )
+    return 1.0 if factor is None else factor
+
+
+def _read_affine(table: pl.DataFrame, channels: int) -> tuple[np.ndarray, np.ndarray]:
+    """Scale and offset [recordings, V] of `recordings.parquet`."""
+    scale, offset = table["scale", "offset"].to_numpy().T.reshape(2, -1, channels)
+    return scale, offset
+
+
 def scale_values(x: np.ndarray, centre: np.ndarray, factor: np.ndarray) -> None:
     """`x` [n, T, V] becomes (x - centre) * factor, in place; both [n, V]."""
     n, length, channels = x.shape
@@ -281,12 +331,10 @@ def open_windows(folder: str | Path, verify: bool = True) -> Windows:
     count = sum(map(len, shards))
     if count != index.height:
         raise token_error(folder, f"{count} windows", f"the index has {index.height}")
-    affine = pl.read_parquet(folder / "recordings.parquet", glob=False)
-    recordings = affine["recording_id"].unique(maintain_order=True)
-    scale, offset = affine["scale", "offset"].to_numpy().T.reshape(2, len(recordings), shape[1])
-    return assemble_windows(
-        folder, manifest, statistics, index, shards, recordings, (scale, offset)
-    )
+    table = pl.read_parquet(folder / "recordings.parquet", glob=False)
+    recordings = table["recording_id"].unique(maintain_order=True)
+    affine = _read_affine(table, shape[1])
+    return assemble_windows(folder, manifest, statistics, index, shards, recordings, affine)
 
 
 def assemble_windows(

@@ -55,7 +55,7 @@ from bitimely_core.store.records import (
 from bitimely_core.store.workspace import find_run_folder
 from bitimely_core.system_errors import attach_result
 from bitimely_core.tokens.drawing import limit_windows, sample_subjects
-from bitimely_core.tokens.sequences import EXTERNAL
+from bitimely_core.tokens.splits import EXTERNAL
 from bitimely_core.workflows.prepare import (
     Execution,
     hides_counts,
@@ -86,6 +86,14 @@ OVER_WINDOWS = (
 EXTERNAL_PEOPLE = (
     "External validation: all people of these data are scored. Their pseudonyms are not those "
     "of the training: whether some are in both cannot be told."
+)
+EXTERNAL_RECORDINGS = (
+    "External validation: all subjects of these data are scored, normalised as the training was. "
+    "Whether some of them were in the training cannot be told by their names."
+)
+TEST_SPLIT_OF_OTHERS = (
+    "Only the test split of these data is scored, normalised by their own training split. If none "
+    "of their people were in the training of the run, tokenize --split external scores them all."
 )
 NOT_COMPARED = "Checksums were not compared (--no-verify)."
 Predictions = dict[str, tuple[str, np.ndarray]]  # name -> description and prediction
@@ -178,6 +186,7 @@ def evaluate(
         subjects_shared_with_training=shared,
         notices=[
             *_list_changes(folder, compare, workspace),
+            *_describe_recordings(opened, workspace, split),
             *_list_notices(record, windows, settings, shared, split),
             *_list_replaced(before, windows.name, split, len(rows)),
         ],
@@ -384,6 +393,20 @@ def protect_scores(scores: Scores, windows: Windows) -> Scores:
     return printed.model_copy(update={"lift": verdicts.find_lift(printed)})
 
 
+def _describe_recordings(opened: Run, workspace: Path, split: str) -> list[str]:
+    """What is scored of recordings that are not those of the training."""
+    windows, data = opened.windows(), opened.record.data
+    if windows.vocabulary or not opened.record.is_finetuned or split != "test":
+        return []
+    if windows.split == EXTERNAL:
+        return [EXTERNAL_RECORDINGS]
+    is_same = windows.fingerprint in {part.fingerprint for part in data}
+    is_from_here = opened.folder.resolve().parent.parent == workspace.resolve()
+    if is_same or (is_from_here and windows.dataset in {part.dataset for part in data}):
+        return []
+    return [TEST_SPLIT_OF_OTHERS]
+
+
 def _list_notices(
     record: RunRecord, windows: Windows, settings: EvaluationSettings, shared: int, split: str
 ) -> list[str]:
@@ -391,7 +414,7 @@ def _list_notices(
     notices = [*_join_notices(record, windows), *_list_differences(record, windows)]
     if settings.by == "window":
         notices.append(OVER_WINDOWS)
-    if windows.split == EXTERNAL:
+    if windows.split == EXTERNAL and windows.vocabulary:
         notices.insert(0, EXTERNAL_PEOPLE)
     if shared:
         notices.append(

@@ -22,6 +22,7 @@ from bitimely_core.store.workspace import find_dataset, locate_new
 from bitimely_core.tokens.drawing import limit_windows, sample_subjects
 from bitimely_core.tokens.sequences import HISTORIES, SPECIAL, EventSequences
 from bitimely_core.tokens.sets import require_labels
+from bitimely_core.tokens.splits import EXTERNAL
 from bitimely_core.train import tuning
 from bitimely_core.workflows.choice import choose_criterion, limit_choice
 from bitimely_core.workflows.jobs import (
@@ -286,10 +287,17 @@ def open_view(
             Reason.NO_INPUT,
             f"{windows.name} has no training windows",
             "expected at least one",
-            "Tokenize with a lower --min-codes" if windows.vocabulary else "Ingest more recordings",
+            _advise_training(windows),
         )
     _require_cases(train)
     return windows, tuning.TrainValidation(train, windows["validation"])
+
+
+def _advise_training(windows: Windows) -> str:
+    """What gives tokens a training split."""
+    if windows.split == EXTERNAL:
+        return "Tokenize with --split subject: all of these are tested"
+    return "Tokenize with a lower --min-codes" if windows.vocabulary else "Ingest more recordings"
 
 
 def _has_other_pseudonyms(parent: Run, windows: Windows) -> bool:

@@ -17,7 +17,8 @@ from bitimely_core.store.workspace import (
     name_tokens,
     parse_view,
 )
-from bitimely_core.tokens.sequences import EXTERNAL, HISTORIES
+from bitimely_core.tokens.sequences import HISTORIES
+from bitimely_core.tokens.splits import EXTERNAL
 from bitimely_core.workflows.prepare import (
     Execution,
     ensure_cache,
