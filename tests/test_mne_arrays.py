@@ -244,17 +244,22 @@ def test_stretches_of_an_interrupted_recording_stay_apart(folder: Path, name: st
     assert not {"boundary", "New Segment/", "BAD_ACQ_SKIP"} & {n.label for n in record.annotations}
 
 
-def write_gdf(path: Path, values: np.ndarray, events: list[int]) -> None:
-    """GDF 2.20 of one channel of uV at 100 Hz, with events at these samples."""
+def write_gdf(path: Path, values: np.ndarray, events: list[int], units: list[int]) -> None:
+    """GDF 2.20 of int16 [T, V] at 100 Hz, with codes of units, and events at these samples."""
+    count = len(units)
     fixed = b"GDF 2.20" + b" " * 66 + bytes(14) + b" " * 64 + bytes(16 + 16)
-    fixed += struct.pack("<H", 2) + bytes(50)
-    fixed += struct.pack("<qIIHH", len(values) // 100, 1, 1, 1, 0)
-    channel = b"Cz".ljust(16) + bytes(86) + struct.pack("<H4d", 4275, -100, 100, -1000, 1000)
-    channel += bytes(68) + struct.pack("<3f2i", 30, 0, 0, 100, 3) + bytes(32)
-    count = len(events)
-    table = struct.pack("<B", 1) + count.to_bytes(3, "little") + struct.pack("<f", 100)
-    table += struct.pack(f"<{count}I{count}H", *(k + 1 for k in events), *[769] * count)
-    path.write_bytes(fixed + channel + values.astype("<i2").tobytes() + table)
+    fixed += struct.pack("<H", 1 + count) + bytes(50)
+    fixed += struct.pack("<qIIHH", len(values) // 100, 1, 1, count, 0)
+    channels = b"".join(f"c{k}".encode().ljust(16) for k in range(count)) + bytes(86 * count)
+    channels += np.array(units, "<u2").tobytes()
+    channels += np.repeat([-100.0, 100, -1000, 1000], count).tobytes() + bytes(68 * count)
+    channels += np.repeat([30.0, 0, 0], count).astype("<f4").tobytes()
+    channels += np.repeat([100, 3], count).astype("<i4").tobytes() + bytes(32 * count)
+    marks = len(events)
+    table = struct.pack("<B", 1) + marks.to_bytes(3, "little") + struct.pack("<f", 100)
+    table += struct.pack(f"<{marks}I{marks}H", *(k + 1 for k in events), *[769] * marks)
+    blocks = values.reshape(-1, 100, count).transpose(0, 2, 1).astype("<i2")
+    path.write_bytes(fixed + channels + blocks.tobytes() + table)
 
 
 def write_neuroscan(path: Path, samples: np.ndarray, sensitivity: float) -> None:
@@ -376,16 +381,36 @@ def test_samples_of_eeglab_that_are_not_there_are_named(folder: Path) -> None:
 def test_gdf_and_links_to_files(folder: Path, monkeypatch: pytest.MonkeyPatch, link: bool) -> None:
     """A relative path, and a folder whose files are links to a store inside of it (datalad)."""
     values = np.random.default_rng(0).integers(-900, 900, 1000)
-    write_gdf(folder / "a.gdf", values, [200, 550])
+    write_gdf(folder / "a.gdf", values[:, None], [200, 550], [4275])
     if link:
         (folder / ".store").mkdir()
         (folder / "a.gdf").rename(folder / ".store" / "x.gdf")
         (folder / "a.gdf").symlink_to(folder / ".store" / "x.gdf")
     monkeypatch.chdir(folder.parent)
     record = read_folder(Path("raw"), keep_phi=True)["a"]
-    ((_, samples),) = list_pieces(record, "Cz")
+    ((_, samples),) = list_pieces(record, "c0")
     np.testing.assert_allclose(samples, values * 0.1, atol=1e-5)
     assert [(n.onset, n.duration) for n in record.annotations] == [(2.0, 0.0), (5.5, 0.0)]
+
+
+def test_units_and_gaps_between_runs_of_gdf_are_those_of_its_header(folder: Path) -> None:
+    """mne takes mmHg, and values without a unit, for volts, and the lowest values for samples."""
+    units = {4275: (1.0, "uV"), 4274: (1000.0, "uV"), 3872: (1.0, "mmHg"), 6048: (1.0, "C")}
+    units[0] = (1.0, "")
+    values = np.random.default_rng(0).integers(-900, 900, (1000, len(units)))
+    values[300:340] = -1000
+    values[700, 0] = -1000  # one channel alone is at its end
+    write_gdf(folder / "a.gdf", values, [200], list(units))
+    record = read_folder(folder)["a"]
+    assert {s.channel: s.unit for s in record.signals} == {
+        f"c{k}": unit for k, (_, unit) in enumerate(units.values())
+    }
+    for k, (factor, _) in enumerate(units.values()):
+        pieces = list_pieces(record, f"c{k}")
+        assert [onset for onset, _ in pieces] == [0.0, 3.4]
+        samples = np.concatenate([piece for _, piece in pieces])
+        wanted = np.delete(values[:, k], np.s_[300:340]) * 0.1 * factor
+        np.testing.assert_allclose(samples, wanted, atol=1e-5 * factor)
 
 
 def test_files_outside_of_the_folder_are_not_opened(folder: Path) -> None:

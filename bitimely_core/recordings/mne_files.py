@@ -23,6 +23,7 @@ import numpy as np
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text
 from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.formats.text import sanitize_label
+from bitimely_core.recordings.gdf import find_gaps, read_gdf_channels
 from bitimely_core.recordings.mapping import ChannelFacts, RecordingInfo, find_suffix, strip_suffix
 from bitimely_core.recordings.pieces import name_epochs, place_in_row, report_epochs
 from bitimely_core.recordings.selection import make_record
@@ -73,6 +74,7 @@ class MneContent(NamedTuple):
     events: list[Annotation]  # classes of epochs
     start: datetime | None
     findings: list[Finding]
+    units: Sequence[tuple[float, str]] = ()  # of GDF: factor and unit of the cache
 
 
 def read_mne(path: Path, rel: str, info: RecordingInfo) -> Record:
@@ -159,6 +161,8 @@ def _make_signals(content: MneContent, stated: Mapping[str, str]) -> list[Signal
         ):
             name = channel["ch_name"]
             factor, unit = _find_unit(channel, kind, stated.get(name, ""))
+            if content.units and kind != "stim":
+                factor, unit = content.units[number - 1]
             with np.errstate(over="ignore"):
                 samples = (row * factor).astype(np.float32)
             label = sanitize_label(name) or f"channel {number}"
@@ -241,9 +245,15 @@ def _load_raw(path: Path) -> MneContent:
     ]
     start = raw.info["meas_date"]
     start = start + timedelta(seconds=first) if start else None
-    breaks, events = filter(_is_break, notes), list(filterfalse(_is_break, notes))
-    pieces = _cut_pieces(raw.get_data(verbose="ERROR"), float(raw.info["sfreq"]), breaks)
-    return MneContent(raw.info, pieces, events, [], start, _report_pieces(pieces))
+    breaks, events = list(filter(_is_break, notes)), list(filterfalse(_is_break, notes))
+    values, rate = raw.get_data(verbose="ERROR"), float(raw.info["sfreq"])
+    units: Sequence[tuple[float, str]] = ()
+    if find_suffix(path.name) == ".gdf":
+        units, lowest = read_gdf_channels(path)
+        gaps = find_gaps(values, lowest)
+        breaks += [Annotation(a / rate, (b - a) / rate, PAUSE) for a, b in gaps]
+    pieces = _cut_pieces(values, rate, breaks)
+    return MneContent(raw.info, pieces, events, [], start, _report_pieces(pieces), units)
 
 
 def _is_break(note: Annotation) -> bool:
