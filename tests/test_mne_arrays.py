@@ -17,6 +17,8 @@ import scipy.io
 from bitimely_core import tokens
 from bitimely_core.cache import ingest, open_cache
 from bitimely_core.errors import UserError
+from bitimely_core.formats.source import scan_folder
+from bitimely_core.recordings.template import write_template
 from bitimely_core.types import Record
 
 with warnings.catch_warnings():
@@ -411,6 +413,16 @@ def test_units_and_gaps_between_runs_of_gdf_are_those_of_its_header(folder: Path
         samples = np.concatenate([piece for _, piece in pieces])
         wanted = np.delete(values[:, k], np.s_[300:340]) * 0.1 * factor
         np.testing.assert_allclose(samples, wanted, atol=1e-5 * factor)
+
+
+def test_the_template_lists_channels_and_texts_of_formats_of_mne(folder: Path) -> None:
+    """The line on unknown texts says that it does."""
+    write_gdf(folder / "a.gdf", np.zeros((1000, 1)), [200, 550], [4275])
+    make_raw().save(folder / "b_raw.fif", verbose="ERROR")
+    text = write_template(scan_folder(folder))
+    assert '"769" = "769"  # 2 times' in text
+    assert '"c0" at 100 Hz' in text
+    assert '"Cz" at 100 Hz' in text
 
 
 def test_files_outside_of_the_folder_are_not_opened(folder: Path) -> None:

@@ -401,16 +401,34 @@ def list_later_parts(source: Source, rel: str) -> list[str]:
 
 def _list_parts(path: Path) -> Sequence[str]:
     """Names of the files that hold a FIF recording, or epochs; none where it cannot be read."""
+    opened = _open_lazily(path)
+    if opened is None:
+        return []
+    parts: list[Any] = list(getattr(opened, "filenames", ()))
+    parts = parts or [part.fid.name for part in opened._raw]
+    return [Path(name).name for name in parts]
+
+
+def _open_lazily(path: Path) -> Any:
+    """The recording or the epochs in a file, without samples; None where it cannot be read."""
     import mne
 
     with _silence_mne():
-        for read in (mne.io.read_raw_fif, mne.read_epochs):
+        for read in (mne.io.read_raw, mne.read_epochs):
             try:
-                opened = read(path, preload=False, verbose="ERROR")
+                return read(path, preload=False, verbose="ERROR")
             except Exception as error:  # its unit reports that
                 raise_system_error(error, path, stored=False)
-                continue
-            parts: list[Any] = list(getattr(opened, "filenames", ()))
-            parts = parts or [part.fid.name for part in opened._raw]
-            return [Path(name).name for name in parts]
-    return []
+    return None
+
+
+def describe_content(path: Path) -> tuple[list[tuple[str, float]], list[str]]:
+    """Channels with their rates, and texts of annotations; none of what cannot be read."""
+    opened = _open_lazily(path)
+    if opened is None:
+        return [], []
+    rate = float(opened.info["sfreq"])
+    notes = getattr(opened, "annotations", None)
+    texts = [] if notes is None else [str(text) for text in notes.description]
+    channels = [(sanitize_label(name), rate) for name in opened.ch_names]
+    return channels, [text for text in texts if text not in {*JOINTS, PAUSE}]

@@ -43,7 +43,7 @@ from bitimely_core.recordings.mapping import (
     fold_column,
     list_recording_keys,
 )
-from bitimely_core.recordings.mne_files import find_later_parts
+from bitimely_core.recordings.mne_files import describe_content, find_later_parts
 from bitimely_core.recordings.reference_tables import find_reference_table
 from bitimely_core.recordings.sample_tables import find_subjects, list_channel_names
 from bitimely_core.recordings.sidecars import is_bids
@@ -403,12 +403,16 @@ def _read_header(
             texts.update(LabelWord(n.label) for n in edf.read_annotations(path, header)[0])
         return [(channel.label, header.rate(channel)) for channel in header.channels]
     if kind != "wfdb":
-        return []
+        channels, labels = describe_content(source.path(rel))
+        if texts is not None:
+            texts.update(map(LabelWord, labels))
+        return channels
     record = wfdb.read_header(rel, source, required=())
     beside = f"{rel.removesuffix('.hea')}.atr"
     if texts is not None and beside in source.files:
         notes = read_annotations(source.path(beside), record.frame_rate)
         texts.update(LabelWord(n.label, is_code=True) for n in notes.list_codes("both"))
+        texts.update(LabelWord(n.label) for n in notes.notes)
     return [(channel.name, record.rate(channel)) for channel in record.channels]
 
 
