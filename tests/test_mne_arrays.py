@@ -379,6 +379,34 @@ def test_samples_of_eeglab_that_are_not_there_are_named(folder: Path) -> None:
     assert "Copy 'a.fdt' beside it" in str(caught.value.details)
 
 
+@pytest.mark.parametrize("filled", [False, True])
+def test_epochs_of_eeglab_with_several_events_are_called_by_that_at_time_0(
+    folder: Path, filled: bool
+) -> None:
+    """With the field `epoch`, from which mne joins the types of all, and without it."""
+    wanted = ["odd", "even", "odd"]
+    before, length = 50, 200
+    values = np.random.default_rng(0).normal(0, 10, (3, 1, length))
+    rows: list[tuple[str, float]] = []
+    for number, name in enumerate(wanted):
+        first = number * length + 1.0
+        rows += [("fixation", first + 5), (name, first + before + 0.4)]
+        rows += [("response", first + before + 60)] * (number > 0)
+    events = np.array(rows, dtype=[("type", object), ("latency", object)])
+    types = [[name for name, at in rows if (at - 1) // length == k] for k in range(3)]
+    listed = [(np.array(names, dtype=object),) for names in types]
+    fields: dict[str, Any] = {"nbchan": 1, "trials": 3, "pnts": length, "srate": RATE}
+    fields |= {"xmin": -before / RATE, "xmax": (length - before - 1) / RATE, "event": events}
+    fields["epoch"] = np.array(listed, dtype=[("eventtype", object)]) if filled else []
+    data = values.transpose(1, 2, 0).astype(np.float32)
+    chanlocs = np.array([("Cz",)], dtype=[("labels", object)])
+    scipy.io.savemat(folder / "a.set", {"EEG": {**fields, "data": data, "chanlocs": chanlocs}})
+    record = read_folder(folder)["a"]
+    assert [note.label for note in record.annotations] == wanted
+    for (_, samples), epoch in zip(list_pieces(record, "Cz"), values, strict=True):
+        np.testing.assert_allclose(samples, epoch[0], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("link", [False, True])
 def test_gdf_and_links_to_files(folder: Path, monkeypatch: pytest.MonkeyPatch, link: bool) -> None:
     """A relative path, and a folder whose files are links to a store inside of it (datalad)."""

@@ -62,6 +62,7 @@ UNNAMED = {"unknown", "boundary"}  # names of mne and of EEGLAB for what is no e
 # annotations where two recordings meet, and of a pause that is filled with zeros
 JOINTS = {"boundary", "New Segment/", "BAD boundary", "EDGE boundary"}
 PAUSE = "BAD_ACQ_SKIP"
+HALF_SAMPLE = 0.5 + 1e-3  # EEGLAB resamples times of events and not those of epochs
 BAD_CHANNEL = ChannelFacts("", bad=True)
 
 
@@ -308,7 +309,7 @@ def _load_epochs(path: Path) -> MneContent:
     values = epochs.get_data(copy=False, verbose="ERROR")
     texts = {code: name for name, code in epochs.event_id.items()}
     classes = [texts[code] for code in epochs.events[:, 2]]
-    if UNNAMED.issuperset(classes) and len(names) == len(classes):
+    if len(names) == len(classes):
         classes = names
     seconds = values.shape[2] / float(epochs.info["sfreq"])
     finding = report_epochs(len(values), seconds, timed=onsets is not None)
@@ -337,10 +338,11 @@ def _find_onsets(epochs: Any) -> list[float] | None:
 
 
 def _list_eeglab_events(path: Path) -> list[str]:
-    """The type of the event of each epoch, where each has one.
+    """The type of the event of each epoch: its only one, or where there are several that at time 0.
 
-    mne reads them only from the field `epoch`, which is not always filled in. Raises UserError
-    (path_escape) for samples in another folder.
+    mne joins the types of all, and reads them only from the field `epoch`, which is not always
+    filled in. The list is empty where an epoch has no such event. Raises UserError (path_escape) for
+    samples in another folder.
     """
     import scipy.io
 
@@ -349,16 +351,21 @@ def _list_eeglab_events(path: Path) -> list[str]:
     named = content.get("data", "")
     if isinstance(named, str):
         _require_same_folder([named])
-    events = np.atleast_1d(content.get("event", [])).tolist()
-    length = int(content["pnts"])
-    types: dict[int, str] = {}
-    for event in events:
-        epoch = int((float(event["latency"]) - 1) // length)
-        if epoch in types:
-            return []
-        types[epoch] = str(event["type"])
-    epochs = range(int(content["trials"]))
-    return [types[epoch] for epoch in epochs] if set(epochs) == types.keys() else []
+    length, count = int(content["pnts"]), int(content["trials"])
+    zero = -float(content["xmin"]) * float(content["srate"])  # samples from the start of an epoch
+    types: dict[int, list[str]] = {}
+    locking: dict[int, list[str]] = {}
+    for event in np.atleast_1d(content.get("event", [])).tolist():
+        epoch, place = divmod(float(event["latency"]) - 1, length)
+        name = str(event["type"])
+        if name not in UNNAMED:
+            types.setdefault(int(epoch), []).append(name)
+        if name not in UNNAMED and abs(place - zero) <= HALF_SAMPLE:
+            locking.setdefault(int(epoch), []).append(name)
+    single = all(len(names) == 1 for names in types.values())
+    chosen = types if single else locking
+    epochs = range(count)
+    return ["/".join(chosen[epoch]) for epoch in epochs] if set(epochs) == chosen.keys() else []
 
 
 def _require_inside(names: Iterable[str | Path | None], path: Path) -> None:
