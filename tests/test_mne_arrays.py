@@ -601,6 +601,65 @@ def test_several_labels_an_epoch_are_named_and_one_of_them_is_read(
     assert [n.label for n in record.annotations] == [f"{v:g}" for v in arrays["labels"]]
 
 
+@pytest.mark.parametrize("ending", ["npz", "mat"])
+@pytest.mark.parametrize(
+    ("name", "people"),
+    [
+        ("subject", np.array([3, 3, 1, 1, 3, 2])),
+        ("groups", np.array([3.0, 3, 1, 1, 3, 2])),
+        ("Subjects", np.array(["S3", "S3", "S1", "S1", "S3", "S2"])),
+    ],
+)
+def test_epochs_of_several_subjects_are_a_recording_for_each(
+    folder: Path, ending: str, name: str, people: np.ndarray
+) -> None:
+    """They counted as one person, or the array of subjects as a second one of samples."""
+    values = np.random.default_rng(0).standard_normal((6, 2, 100))
+    arrays = {"X": values, "y": np.array([0, 1, 0, 1, 1, 0]), name: people, "fs": RATE}
+    if ending == "npz":
+        np.savez(folder / "a.npz", **arrays)
+    else:
+        texts = people if people.dtype.kind != "U" else people.astype(object)
+        scipy.io.savemat(folder / "a.mat", arrays | {name: texts})
+    records = read_folder(folder)
+    wanted = {str(subject).removesuffix(".0"): people == subject for subject in people}
+    assert {r.subject_id for r in records.values()} == set(wanted)
+    for subject, rows in wanted.items():
+        record = records[f"a-{subject}"]
+        assert [n.label for n in record.annotations] == list(map(str, arrays["y"][rows]))
+        pieces = [samples for _, samples in list_pieces(record, "channel 2")]
+        np.testing.assert_allclose(pieces, values[rows, 1], rtol=1e-6)
+
+
+def test_the_only_subject_of_an_archive_is_that_of_its_recording(folder: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((4, 2, 100))
+    np.savez(folder / "a.npz", X=values, subject=np.array("S7"), fs=RATE)
+    np.savez(folder / "b.npz", X=values[:, :, ::-1], subject=np.repeat(7, 4), fs=RATE)
+    np.savez(folder / "c.npz", X=values[:, :, 1:], subject=np.arange(3), fs=RATE)
+    records = read_folder(folder)
+    assert {name: r.subject_id for name, r in records.items()} == {"a": "S7", "b": "7"}
+    report = ingest("generic", folder, folder.parent / "cache")
+    (line,) = [r["message"] for u in report["units"] for r in u["reasons"] if "c.npz" in str(r)]
+    assert "holds 3 subjects of 4 epochs" in line
+
+
+@pytest.mark.parametrize(("columns", "is_epoch"), [(178, True), (50, True), (8, False)])
+def test_rows_with_a_label_each_are_epochs_where_they_are_long(
+    folder: Path, columns: int, is_epoch: bool
+) -> None:
+    """They were 178 channels, or 40 of 50 samples, without the labels."""
+    count = 40 if columns == 50 else 300
+    values = np.random.default_rng(0).standard_normal((count, columns))
+    labels = np.random.default_rng(1).integers(0, 2, count)
+    np.savez(folder / "a.npz", X=values, y=labels, fs=RATE)
+    record = read_folder(folder)["a"]
+    assert len({s.channel for s in record.signals}) == (1 if is_epoch else columns)
+    if is_epoch:
+        assert [n.label for n in record.annotations] == list(map(str, labels))
+        pieces = [samples for _, samples in list_pieces(record, "channel 1")]
+        np.testing.assert_allclose(pieces, values, rtol=1e-6)
+
+
 def test_a_label_a_sample_is_no_recording(folder: Path) -> None:
     """Of an array that is no epochs; whole numbers under another name are samples."""
     rng = np.random.default_rng(0)

@@ -341,8 +341,8 @@ def _list_eeglab_events(path: Path) -> list[str]:
     """The type of the event of each epoch: its only one, or where there are several that at time 0.
 
     mne joins the types of all, and reads them only from the field `epoch`, which is not always
-    filled in. The list is empty where an epoch has no such event. Raises UserError (path_escape) for
-    samples in another folder.
+    filled in. The list is empty where an epoch has no such event. Raises UserError (path_escape)
+    for samples in another folder.
     """
     import scipy.io
 
