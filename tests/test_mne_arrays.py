@@ -631,6 +631,27 @@ def test_epochs_of_several_subjects_are_a_recording_for_each(
         np.testing.assert_allclose(pieces, values[rows, 1], rtol=1e-6)
 
 
+def test_an_array_of_subjects_beside_epochs_is_neither_labels_nor_a_recording(folder: Path) -> None:
+    """Alone beside the epochs it was their labels, and with labels a recording of its own."""
+    values = np.random.default_rng(0).standard_normal((6, 2, 100))
+    people = np.array([1, 1, 2, 2, 3, 3])
+    np.save(folder / "X.npy", values)
+    np.save(folder / "subjects.npy", people)
+    options = write_map(folder)
+    record = read_folder(folder, **options)["X"]
+    assert not record.annotations
+    np.save(folder / "y.npy", people % 2)
+    report = ingest("generic", folder, folder.parent / "cache", **options)
+    (line,) = [r["message"] for r in report["reasons"] if r["code"] == "file_name"]
+    assert "subjects.npy" in line
+    assert "numpy.savez" in line
+    assert set(read_folder(folder, **options)) == {"X"}
+    np.savez(folder / "all.npz", X=values, y=people % 2, subject=people, fs=RATE)
+    for name in ("X", "y", "subjects"):
+        (folder / f"{name}.npy").unlink()
+    assert set(read_folder(folder, **options)) == {"all-1", "all-2", "all-3"}
+
+
 def test_the_only_subject_of_an_archive_is_that_of_its_recording(folder: Path) -> None:
     values = np.random.default_rng(0).standard_normal((4, 2, 100))
     np.savez(folder / "a.npz", X=values, subject=np.array("S7"), fs=RATE)

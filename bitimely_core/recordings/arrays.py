@@ -325,7 +325,7 @@ class LabelArrays(NamedTuple):
     """The arrays of a folder that hold labels, and are no recordings."""
 
     of_epochs: dict[str, str]  # array of epochs -> array of their labels
-    unused: set[str]  # of a label a row, of arrays that are no epochs
+    unused: set[str]  # of subjects, and of a label a row of arrays that are no epochs
 
     def list_files(self) -> set[str]:
         """All of them."""
@@ -347,9 +347,11 @@ def find_label_arrays(source: Source, rels: Iterable[str]) -> LabelArrays:
     places = {_name_place(rel, shape) for rel, shape in shapes.items() if len(shape) > 1}
     epochs = {rel: _name_place(rel, shape) for rel, shape in shapes.items() if len(shape) == 3}
     flat = _list_flat_arrays(source, places, set(epochs.values())) if places else {}
+    subjects = set(filter(_is_named_subject, chain.from_iterable(flat.values())))
+    flat = {place: sorted(set(same) - subjects) for place, same in flat.items()}
     of_epochs = _pair_labels(epochs, flat) | _pair_matlab(source, rels)
-    named = {rel for rel in chain.from_iterable(flat.values()) if _is_named_label(rel)}
-    return LabelArrays(of_epochs, named - set(of_epochs.values()))
+    named = set(filter(_is_named_label, chain.from_iterable(flat.values())))
+    return LabelArrays(of_epochs, subjects | (named - set(of_epochs.values())))
 
 
 Place = tuple[PurePosixPath, int]
@@ -438,6 +440,12 @@ def _holds_labels(path: Path) -> bool:
 
 def _is_named_label(rel: str) -> bool:
     return not LABEL_WORDS.isdisjoint(_list_words(rel))
+
+
+def _is_named_subject(rel: str) -> bool:
+    """Whether a name is that of an array of subjects; one with a number is that of a person."""
+    words = _list_words(rel)
+    return not (ARRAY_SUBJECTS.isdisjoint(words) or any(map(str.isdigit, words)))
 
 
 def _strip_words(rel: str) -> str:
