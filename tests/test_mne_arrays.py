@@ -17,6 +17,8 @@ import scipy.io
 from bitimely_core import tokens
 from bitimely_core.cache import ingest, open_cache
 from bitimely_core.errors import UserError
+from bitimely_core.formats.source import scan_folder
+from bitimely_core.recordings.template import write_template
 from bitimely_core.types import Record
 
 with warnings.catch_warnings():
@@ -244,17 +246,22 @@ def test_stretches_of_an_interrupted_recording_stay_apart(folder: Path, name: st
     assert not {"boundary", "New Segment/", "BAD_ACQ_SKIP"} & {n.label for n in record.annotations}
 
 
-def write_gdf(path: Path, values: np.ndarray, events: list[int]) -> None:
-    """GDF 2.20 of one channel of uV at 100 Hz, with events at these samples."""
+def write_gdf(path: Path, values: np.ndarray, events: list[int], units: list[int]) -> None:
+    """GDF 2.20 of int16 [T, V] at 100 Hz, with codes of units, and events at these samples."""
+    count = len(units)
     fixed = b"GDF 2.20" + b" " * 66 + bytes(14) + b" " * 64 + bytes(16 + 16)
-    fixed += struct.pack("<H", 2) + bytes(50)
-    fixed += struct.pack("<qIIHH", len(values) // 100, 1, 1, 1, 0)
-    channel = b"Cz".ljust(16) + bytes(86) + struct.pack("<H4d", 4275, -100, 100, -1000, 1000)
-    channel += bytes(68) + struct.pack("<3f2i", 30, 0, 0, 100, 3) + bytes(32)
-    count = len(events)
-    table = struct.pack("<B", 1) + count.to_bytes(3, "little") + struct.pack("<f", 100)
-    table += struct.pack(f"<{count}I{count}H", *(k + 1 for k in events), *[769] * count)
-    path.write_bytes(fixed + channel + values.astype("<i2").tobytes() + table)
+    fixed += struct.pack("<H", 1 + count) + bytes(50)
+    fixed += struct.pack("<qIIHH", len(values) // 100, 1, 1, count, 0)
+    channels = b"".join(f"c{k}".encode().ljust(16) for k in range(count)) + bytes(86 * count)
+    channels += np.array(units, "<u2").tobytes()
+    channels += np.repeat([-100.0, 100, -1000, 1000], count).tobytes() + bytes(68 * count)
+    channels += np.repeat([30.0, 0, 0], count).astype("<f4").tobytes()
+    channels += np.repeat([100, 3], count).astype("<i4").tobytes() + bytes(32 * count)
+    marks = len(events)
+    table = struct.pack("<B", 1) + marks.to_bytes(3, "little") + struct.pack("<f", 100)
+    table += struct.pack(f"<{marks}I{marks}H", *(k + 1 for k in events), *[769] * marks)
+    blocks = values.reshape(-1, 100, count).transpose(0, 2, 1).astype("<i2")
+    path.write_bytes(fixed + channels + blocks.tobytes() + table)
 
 
 def write_neuroscan(path: Path, samples: np.ndarray, sensitivity: float) -> None:
@@ -372,20 +379,78 @@ def test_samples_of_eeglab_that_are_not_there_are_named(folder: Path) -> None:
     assert "Copy 'a.fdt' beside it" in str(caught.value.details)
 
 
+@pytest.mark.parametrize("filled", [False, True])
+def test_epochs_of_eeglab_with_several_events_are_called_by_that_at_time_0(
+    folder: Path, filled: bool
+) -> None:
+    """With the field `epoch`, from which mne joins the types of all, and without it."""
+    wanted = ["odd", "even", "odd"]
+    before, length = 50, 200
+    values = np.random.default_rng(0).normal(0, 10, (3, 1, length))
+    rows: list[tuple[str, float]] = []
+    for number, name in enumerate(wanted):
+        first = number * length + 1.0
+        rows += [("fixation", first + 5), (name, first + before + 0.4)]
+        rows += [("response", first + before + 60)] * (number > 0)
+    events = np.array(rows, dtype=[("type", object), ("latency", object)])
+    types = [[name for name, at in rows if (at - 1) // length == k] for k in range(3)]
+    listed = [(np.array(names, dtype=object),) for names in types]
+    fields: dict[str, Any] = {"nbchan": 1, "trials": 3, "pnts": length, "srate": RATE}
+    fields |= {"xmin": -before / RATE, "xmax": (length - before - 1) / RATE, "event": events}
+    fields["epoch"] = np.array(listed, dtype=[("eventtype", object)]) if filled else []
+    data = values.transpose(1, 2, 0).astype(np.float32)
+    chanlocs = np.array([("Cz",)], dtype=[("labels", object)])
+    scipy.io.savemat(folder / "a.set", {"EEG": {**fields, "data": data, "chanlocs": chanlocs}})
+    record = read_folder(folder)["a"]
+    assert [note.label for note in record.annotations] == wanted
+    for (_, samples), epoch in zip(list_pieces(record, "Cz"), values, strict=True):
+        np.testing.assert_allclose(samples, epoch[0], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("link", [False, True])
 def test_gdf_and_links_to_files(folder: Path, monkeypatch: pytest.MonkeyPatch, link: bool) -> None:
     """A relative path, and a folder whose files are links to a store inside of it (datalad)."""
     values = np.random.default_rng(0).integers(-900, 900, 1000)
-    write_gdf(folder / "a.gdf", values, [200, 550])
+    write_gdf(folder / "a.gdf", values[:, None], [200, 550], [4275])
     if link:
         (folder / ".store").mkdir()
         (folder / "a.gdf").rename(folder / ".store" / "x.gdf")
         (folder / "a.gdf").symlink_to(folder / ".store" / "x.gdf")
     monkeypatch.chdir(folder.parent)
     record = read_folder(Path("raw"), keep_phi=True)["a"]
-    ((_, samples),) = list_pieces(record, "Cz")
+    ((_, samples),) = list_pieces(record, "c0")
     np.testing.assert_allclose(samples, values * 0.1, atol=1e-5)
     assert [(n.onset, n.duration) for n in record.annotations] == [(2.0, 0.0), (5.5, 0.0)]
+
+
+def test_units_and_gaps_between_runs_of_gdf_are_those_of_its_header(folder: Path) -> None:
+    """mne takes mmHg, and values without a unit, for volts, and the lowest values for samples."""
+    units = {4275: (1.0, "uV"), 4274: (1000.0, "uV"), 3872: (1.0, "mmHg"), 6048: (1.0, "C")}
+    units[0] = (1.0, "")
+    values = np.random.default_rng(0).integers(-900, 900, (1000, len(units)))
+    values[300:340] = -1000
+    values[700, 0] = -1000  # one channel alone is at its end
+    write_gdf(folder / "a.gdf", values, [200], list(units))
+    record = read_folder(folder)["a"]
+    assert {s.channel: s.unit for s in record.signals} == {
+        f"c{k}": unit for k, (_, unit) in enumerate(units.values())
+    }
+    for k, (factor, _) in enumerate(units.values()):
+        pieces = list_pieces(record, f"c{k}")
+        assert [onset for onset, _ in pieces] == [0.0, 3.4]
+        samples = np.concatenate([piece for _, piece in pieces])
+        wanted = np.delete(values[:, k], np.s_[300:340]) * 0.1 * factor
+        np.testing.assert_allclose(samples, wanted, atol=1e-5 * factor)
+
+
+def test_the_template_lists_channels_and_texts_of_formats_of_mne(folder: Path) -> None:
+    """The line on unknown texts says that it does."""
+    write_gdf(folder / "a.gdf", np.zeros((1000, 1)), [200, 550], [4275])
+    make_raw().save(folder / "b_raw.fif", verbose="ERROR")
+    text = write_template(scan_folder(folder))
+    assert '"769" = "769"  # 2 times' in text
+    assert '"c0" at 100 Hz' in text
+    assert '"Cz" at 100 Hz' in text
 
 
 def test_files_outside_of_the_folder_are_not_opened(folder: Path) -> None:
@@ -534,6 +599,86 @@ def test_several_labels_an_epoch_are_named_and_one_of_them_is_read(
     save()
     (record,) = read_folder(folder, **options).values()
     assert [n.label for n in record.annotations] == [f"{v:g}" for v in arrays["labels"]]
+
+
+@pytest.mark.parametrize("ending", ["npz", "mat"])
+@pytest.mark.parametrize(
+    ("name", "people"),
+    [
+        ("subject", np.array([3, 3, 1, 1, 3, 2])),
+        ("groups", np.array([3.0, 3, 1, 1, 3, 2])),
+        ("Subjects", np.array(["S3", "S3", "S1", "S1", "S3", "S2"])),
+    ],
+)
+def test_epochs_of_several_subjects_are_a_recording_for_each(
+    folder: Path, ending: str, name: str, people: np.ndarray
+) -> None:
+    """They counted as one person, or the array of subjects as a second one of samples."""
+    values = np.random.default_rng(0).standard_normal((6, 2, 100))
+    arrays = {"X": values, "y": np.array([0, 1, 0, 1, 1, 0]), name: people, "fs": RATE}
+    if ending == "npz":
+        np.savez(folder / "a.npz", **arrays)
+    else:
+        texts = people if people.dtype.kind != "U" else people.astype(object)
+        scipy.io.savemat(folder / "a.mat", arrays | {name: texts})
+    records = read_folder(folder)
+    wanted = {str(subject).removesuffix(".0"): people == subject for subject in people}
+    assert {r.subject_id for r in records.values()} == set(wanted)
+    for subject, rows in wanted.items():
+        record = records[f"a-{subject}"]
+        assert [n.label for n in record.annotations] == list(map(str, arrays["y"][rows]))
+        pieces = [samples for _, samples in list_pieces(record, "channel 2")]
+        np.testing.assert_allclose(pieces, values[rows, 1], rtol=1e-6)
+
+
+def test_an_array_of_subjects_beside_epochs_is_neither_labels_nor_a_recording(folder: Path) -> None:
+    """Alone beside the epochs it was their labels, and with labels a recording of its own."""
+    values = np.random.default_rng(0).standard_normal((6, 2, 100))
+    people = np.array([1, 1, 2, 2, 3, 3])
+    np.save(folder / "X.npy", values)
+    np.save(folder / "subjects.npy", people)
+    options = write_map(folder)
+    record = read_folder(folder, **options)["X"]
+    assert not record.annotations
+    np.save(folder / "y.npy", people % 2)
+    report = ingest("generic", folder, folder.parent / "cache", **options)
+    (line,) = [r["message"] for r in report["reasons"] if r["code"] == "file_name"]
+    assert "subjects.npy" in line
+    assert "numpy.savez" in line
+    assert set(read_folder(folder, **options)) == {"X"}
+    np.savez(folder / "all.npz", X=values, y=people % 2, subject=people, fs=RATE)
+    for name in ("X", "y", "subjects"):
+        (folder / f"{name}.npy").unlink()
+    assert set(read_folder(folder, **options)) == {"all-1", "all-2", "all-3"}
+
+
+def test_the_only_subject_of_an_archive_is_that_of_its_recording(folder: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((4, 2, 100))
+    np.savez(folder / "a.npz", X=values, subject=np.array("S7"), fs=RATE)
+    np.savez(folder / "b.npz", X=values[:, :, ::-1], subject=np.repeat(7, 4), fs=RATE)
+    np.savez(folder / "c.npz", X=values[:, :, 1:], subject=np.arange(3), fs=RATE)
+    records = read_folder(folder)
+    assert {name: r.subject_id for name, r in records.items()} == {"a": "S7", "b": "7"}
+    report = ingest("generic", folder, folder.parent / "cache")
+    (line,) = [r["message"] for u in report["units"] for r in u["reasons"] if "c.npz" in str(r)]
+    assert "holds 3 subjects of 4 epochs" in line
+
+
+@pytest.mark.parametrize(("columns", "is_epoch"), [(178, True), (50, True), (8, False)])
+def test_rows_with_a_label_each_are_epochs_where_they_are_long(
+    folder: Path, columns: int, is_epoch: bool
+) -> None:
+    """They were 178 channels, or 40 of 50 samples, without the labels."""
+    count = 40 if columns == 50 else 300
+    values = np.random.default_rng(0).standard_normal((count, columns))
+    labels = np.random.default_rng(1).integers(0, 2, count)
+    np.savez(folder / "a.npz", X=values, y=labels, fs=RATE)
+    record = read_folder(folder)["a"]
+    assert len({s.channel for s in record.signals}) == (1 if is_epoch else columns)
+    if is_epoch:
+        assert [n.label for n in record.annotations] == list(map(str, labels))
+        pieces = [samples for _, samples in list_pieces(record, "channel 1")]
+        np.testing.assert_allclose(pieces, values, rtol=1e-6)
 
 
 def test_a_label_a_sample_is_no_recording(folder: Path) -> None:

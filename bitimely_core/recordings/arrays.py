@@ -22,11 +22,20 @@ from bitimely_core.formats.label_tables import STAGE_NAMES
 from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.formats.text import sanitize_label
 from bitimely_core.formats.units import find_rate_fault, find_unit, narrow_samples
+from bitimely_core.recordings.array_subjects import (
+    ARRAY_SUBJECTS,
+    add_subject,
+    find_subjects,
+    name_person,
+    name_subjects,
+    report_subjects,
+    split_epochs,
+)
 from bitimely_core.recordings.mapping import RecordingInfo, find_suffix, strip_suffix
 from bitimely_core.recordings.pieces import EPOCH_GAP, name_epochs, place_in_row, report_epochs
 from bitimely_core.recordings.selection import make_record, report_missing
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.types import Annotation, Record, Signal, find_only
+from bitimely_core.types import Annotation, Record, Records, Signal, find_only
 
 # of the names of arrays: what is left tells which labels are of which samples
 SAMPLE_WORDS = {"x", "data", "epochs", "epo", "raw", "eeg", "signals", "trials"}
@@ -49,41 +58,77 @@ RATE_WORDS = {
     "fsample", "sampling_freq", "samplingfreq", "sample_freq", "samplefreq", "fs_hz", "sampfreq",
 }  # fmt: skip
 TIME_WORDS = {"t", "time", "times", "timestamps", "time_s"}  # of vectors of seconds in a file
+NO_SAMPLES = ARRAY_LABELS | TIME_WORDS | ARRAY_SUBJECTS
 LEAST_RATE, MOST_RATE = 20.0, 50_000.0  # Hz, of times that state no unit: slower ones may be in ms
+MOST_CHANNELS = 128  # of a recording, beside labels of which each row has one
 # bytes that an archive may always hold; beyond it at most MAX_RATIO times its size
 MAX_EXPANDED = 1 << 28
 MAX_RATIO = 200
 
 
-def read_npy(path: Path, rel: str, info: RecordingInfo, labels: Path | None = None) -> Record:
+def read_npy(
+    path: Path, rel: str, info: RecordingInfo, labels: Path | None = None
+) -> Record | Records:
     """An array of int16 (kept) or other numbers (float32).
 
     Its shape is [samples], [samples, channels] or turned, or that of epochs: [epochs, channels,
-    samples] or [epochs, samples, channels], whose classes may be in the array `labels`.
+    samples] or [epochs, samples, channels], whose classes may be in the array `labels`. Epochs of
+    several people are a recording for each.
     """
     with locate_errors(rel):
-        values, inside, names, units = _load_arrays(path, info.variable)
+        values, inside, names, units, people = _load_arrays(path, info.variable)
+        info, people = add_subject(info, people)
         info = _add_units(_name_channels(info, names, np.atleast_2d(values).shape), units)
         info, inside = _add_class(info, inside)
         if values.dtype.kind not in "iuf" or values.ndim not in {1, 2, 3} or values.size == 0:
             problem = f"is an array of {values.ndim} dimensions of {values.dtype}"
             wanted = "expected [samples, channels], or [epochs, channels, samples]"
             raise input_error(Reason.DIMENSIONS, problem, wanted)
+        count = 0 if inside is None else inside.size
+        if _has_epochs_as_rows(values.shape, info, {len(people), count}):
+            values = values[:, None]
         if values.ndim == 3:
             inside = _load_npy(labels) if labels else inside
-            return _make_epochs(np.asarray(values), rel, info, inside)
-        table = np.asarray(values).reshape(len(values), -1)
+            return _make_by_subject(np.asarray(values), rel, info, inside, people)
+        remarks = [*report_other_rate(path, info.rate), *_report_unread(count, "labels")]
+        remarks += _report_unread(len(people), "subjects")
+    return _make_table_record(np.asarray(values), rel, info, remarks)
+
+
+def _make_table_record(
+    values: np.ndarray, rel: str, info: RecordingInfo, remarks: Iterable[Finding]
+) -> Record:
+    """The recording of [samples], [samples, channels] or [channels, samples]."""
+    with locate_errors(rel):
+        table = values.reshape(len(values), -1)
         turned = is_turned(table.shape, info)
         signals = _make_array_signals(table.T if turned else table, info)
-        findings = report_other_rate(path, info.rate)
-    findings += report_missing(signals, "values are NaN")
-    if inside is not None:
-        problem = f"holds {len(inside)} labels beside an array of two dimensions"
-        hint = "Write stages, one a line, to a text file of its name beside it"
-        findings.append(input_warning(Reason.UNMATCHED_LABELS, problem, "they are not read", hint))
+    findings = [*remarks, *report_missing(signals, "values are NaN")]
     if turned and len(info.channels) != len(table):
         findings.append(_report_turned(table.shape))
     return make_record(rel, info, signals, findings=findings)
+
+
+def _report_unread(count: int, what: str) -> list[Finding]:
+    """The warning about labels or subjects of an array that holds no epochs."""
+    if not count:
+        return []
+    problem = f"holds {count} {what} beside an array of two dimensions"
+    hint = "Where each row is an epoch, save values[:, None] in place of the array"
+    if what == "labels":
+        hint += "; write stages, one a line, to a text file of its name beside it"
+    return [input_warning(Reason.UNMATCHED_LABELS, problem, "they are not read", hint)]
+
+
+def _has_epochs_as_rows(
+    shape: tuple[int, ...], info: RecordingInfo, counts: Container[int]
+) -> bool:
+    """Whether each row of an array is an epoch of one channel: each has a label or a subject, of
+    which there are `counts`, and no recording has as many channels as it has columns.
+    """
+    if len(shape) != 2 or info.channels or shape[0] not in counts:
+        return False
+    return shape[1] > max(1, min(MOST_CHANNELS, shape[0]))
 
 
 def _name_channels(
@@ -193,6 +238,32 @@ def _report_turned(shape: tuple[int, ...]) -> Finding:
     )
 
 
+def _make_by_subject(
+    values: np.ndarray,
+    rel: str,
+    info: RecordingInfo,
+    labels: np.ndarray | None,
+    subjects: Sequence[str],
+) -> Record | Records:
+    """Epochs as a recording, or as one for each of `subjects`, of which each epoch has one.
+
+    Raises UserError: dimensions, physical_range, identifier.
+    """
+    if labels is not None and len(labels) != len(values):
+        problem = f"{len(labels)} labels of {len(values)} epochs"
+        raise input_error(Reason.DIMENSIONS, problem, "expected one each")
+    if not subjects:
+        return _make_epochs(values, rel, info, labels)
+    rows_by_subject = split_epochs(subjects, len(values))
+    by_subject = [
+        _make_epochs(
+            values[rows], rel, name_person(info, name), None if labels is None else labels[rows]
+        )
+        for name, rows in rows_by_subject.items()
+    ]
+    return Records(records=by_subject, findings=[report_subjects(len(by_subject)).at(rel)])
+
+
 def _make_epochs(
     values: np.ndarray, rel: str, info: RecordingInfo, labels: np.ndarray | None
 ) -> Record:
@@ -202,9 +273,6 @@ def _make_epochs(
     """
     names: list[str | None] = [None] * len(values)
     findings: list[Finding] = []
-    if labels is not None and len(labels) != len(values):
-        problem = f"{len(labels)} labels of {len(values)} epochs"
-        raise input_error(Reason.DIMENSIONS, problem, "expected one each")
     column = None if labels is None else _find_label_column(labels)
     if column is not None:  # None: a missing one (NaN, empty)
         names = list(map(_name_class, column.tolist()))
@@ -257,7 +325,7 @@ class LabelArrays(NamedTuple):
     """The arrays of a folder that hold labels, and are no recordings."""
 
     of_epochs: dict[str, str]  # array of epochs -> array of their labels
-    unused: set[str]  # of a label a row, of arrays that are no epochs
+    unused: set[str]  # of subjects, and of a label a row of arrays that are no epochs
 
     def list_files(self) -> set[str]:
         """All of them."""
@@ -279,9 +347,11 @@ def find_label_arrays(source: Source, rels: Iterable[str]) -> LabelArrays:
     places = {_name_place(rel, shape) for rel, shape in shapes.items() if len(shape) > 1}
     epochs = {rel: _name_place(rel, shape) for rel, shape in shapes.items() if len(shape) == 3}
     flat = _list_flat_arrays(source, places, set(epochs.values())) if places else {}
+    subjects = set(filter(_is_named_subject, chain.from_iterable(flat.values())))
+    flat = {place: sorted(set(same) - subjects) for place, same in flat.items()}
     of_epochs = _pair_labels(epochs, flat) | _pair_matlab(source, rels)
-    named = {rel for rel in chain.from_iterable(flat.values()) if _is_named_label(rel)}
-    return LabelArrays(of_epochs, named - set(of_epochs.values()))
+    named = set(filter(_is_named_label, chain.from_iterable(flat.values())))
+    return LabelArrays(of_epochs, subjects | (named - set(of_epochs.values())))
 
 
 Place = tuple[PurePosixPath, int]
@@ -339,7 +409,7 @@ def _list_beside(rel: str, rels: Iterable[str]) -> list[str]:
 
 def _has_trials(path: Path) -> bool:
     try:
-        return bool(matlab.read_trials(path, ARRAY_LABELS | TIME_WORDS))
+        return bool(matlab.read_trials(path, NO_SAMPLES))
     except UserError as error:  # its unit reports that
         raise_system_error(error)
         return False
@@ -372,6 +442,12 @@ def _is_named_label(rel: str) -> bool:
     return not LABEL_WORDS.isdisjoint(_list_words(rel))
 
 
+def _is_named_subject(rel: str) -> bool:
+    """Whether a name is that of an array of subjects; one with a number is that of a person."""
+    words = _list_words(rel)
+    return not (ARRAY_SUBJECTS.isdisjoint(words) or any(map(str.isdigit, words)))
+
+
 def _strip_words(rel: str) -> str:
     """The name of a file without the words for samples and labels."""
     return " ".join(w for w in _list_words(rel) if w not in SAMPLE_WORDS | LABEL_WORDS)
@@ -388,6 +464,7 @@ class NumpyContent(NamedTuple):
     labels: np.ndarray | None  # of the samples; None: it holds none
     names: tuple[str, ...] = ()  # of the channels
     units: tuple[str, ...] = ()  # of all channels, or one each
+    subjects: Sequence[str] = ()  # of all samples, or one an epoch
 
 
 def _load_arrays(path: Path, variable: str) -> NumpyContent:
@@ -396,7 +473,9 @@ def _load_arrays(path: Path, variable: str) -> NumpyContent:
         return NumpyContent(_load_npy(path), None)
     arrays = _load_npz(path)
     labels = _name_labels(arrays)
-    samples = {name for name in arrays if _may_be_samples(arrays[name])} - labels
+    subjects = find_subjects(arrays)
+    beside = labels | subjects.keys()
+    samples = {name for name in arrays if _may_be_samples(arrays[name])} - beside
     samples &= {variable} if variable else samples
     if len(samples) != 1:
         problem = f"holds the arrays {', '.join(map(safe_text, arrays))}"
@@ -406,7 +485,8 @@ def _load_arrays(path: Path, variable: str) -> NumpyContent:
     name = samples.pop()
     names = _check_names(_find_texts(arrays, NAME_WORDS)) or _name_vector(name, arrays[name].shape)
     units = _find_texts(arrays, UNIT_WORDS)
-    return NumpyContent(arrays[name], find_only(classes, None), names, units)
+    people = name_subjects(next(iter(subjects.values())).tolist()) if subjects else ()
+    return NumpyContent(arrays[name], find_only(classes, None), names, units, people)
 
 
 def _name_vector(name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
@@ -477,12 +557,15 @@ def _load_npy(path: Path) -> np.ndarray:
         return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
-def read_mat(path: Path, rel: str, info: RecordingInfo, labels: Path | None = None) -> Record:
+def read_mat(
+    path: Path, rel: str, info: RecordingInfo, labels: Path | None = None
+) -> Record | Records:
     """An array of a MATLAB file, as `read_npy`; epochs may also be the last of three dimensions.
 
     `labels`: the file with those of trials, which hold none themselves.
     """
     with locate_errors(rel):
+        info, people = add_subject(info, _read_subjects(path))
         trials = _read_trials(path, info)
         if trials:
             classes = matlab.read_vector(path, ARRAY_LABELS, len(trials))
@@ -504,11 +587,17 @@ def read_mat(path: Path, rel: str, info: RecordingInfo, labels: Path | None = No
         if values.ndim == 3:
             if _has_epochs_last(values.shape, info):
                 values = np.moveaxis(values, 2, 0)
-            return _make_epochs(
-                values, rel, info, matlab.read_labels(path, ARRAY_LABELS, len(values))
-            )
+            classes = matlab.read_labels(path, ARRAY_LABELS, len(values))
+            return _make_by_subject(values, rel, info, classes, people)
         turned = is_turned(values.shape, info)
         return _make_mat_record(path, rel, info, values.T if turned else values)
+
+
+def _read_subjects(path: Path) -> list[str]:
+    """The subjects in a MATLAB file, in numbers or texts: of all samples, or one an epoch."""
+    numbers = matlab.read_vector(path, ARRAY_SUBJECTS, None)
+    texts = matlab.read_texts(path, ARRAY_SUBJECTS) if numbers is None else numbers.tolist()
+    return name_subjects(texts)
 
 
 def check_samples(path: Path, info: RecordingInfo) -> None:
@@ -518,7 +607,7 @@ def check_samples(path: Path, info: RecordingInfo) -> None:
 
 
 def _read_trials(path: Path, info: RecordingInfo) -> dict[str, np.ndarray]:
-    return {} if info.variable else matlab.read_trials(path, ARRAY_LABELS | TIME_WORDS)
+    return {} if info.variable else matlab.read_trials(path, NO_SAMPLES)
 
 
 def _read_trial_labels(path: Path, count: int) -> np.ndarray:
@@ -540,7 +629,7 @@ def _read_names(path: Path, info: RecordingInfo, values: np.ndarray) -> Recordin
     words = NAME_WORDS if values.ndim == 3 else NAME_WORDS | {"label", "labels"}
     names = _check_names(matlab.read_texts(path, words))
     if names in {(), (info.attributes.get("label"),)}:
-        name, *others = [*matlab.read_channels(path, ARRAY_LABELS | TIME_WORDS, least=1), ""]
+        name, *others = [*matlab.read_channels(path, NO_SAMPLES, least=1), ""]
         names = _name_vector(name, values.shape) if others == [""] else ()
     return _name_channels(info, names, values.shape)
 
@@ -595,11 +684,10 @@ def find_samples(path: Path, info: RecordingInfo) -> tuple[np.ndarray, tuple[str
 
     Raises UserError: as `matlab.read_array`.
     """
-    beside = ARRAY_LABELS | TIME_WORDS
-    channels = {} if info.variable else matlab.read_channels(path, beside)
+    channels = {} if info.variable else matlab.read_channels(path, NO_SAMPLES)
     if channels:
         return np.column_stack(list(channels.values())), tuple(channels)
-    return matlab.read_array(path, info.variable, beside), ()
+    return matlab.read_array(path, info.variable, NO_SAMPLES), ()
 
 
 def _make_mat_record(path: Path, rel: str, info: RecordingInfo, values: np.ndarray) -> Record:

@@ -23,6 +23,7 @@ import numpy as np
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text
 from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.formats.text import sanitize_label
+from bitimely_core.recordings.gdf import find_gaps, read_gdf_channels
 from bitimely_core.recordings.mapping import ChannelFacts, RecordingInfo, find_suffix, strip_suffix
 from bitimely_core.recordings.pieces import name_epochs, place_in_row, report_epochs
 from bitimely_core.recordings.selection import make_record
@@ -61,6 +62,7 @@ UNNAMED = {"unknown", "boundary"}  # names of mne and of EEGLAB for what is no e
 # annotations where two recordings meet, and of a pause that is filled with zeros
 JOINTS = {"boundary", "New Segment/", "BAD boundary", "EDGE boundary"}
 PAUSE = "BAD_ACQ_SKIP"
+HALF_SAMPLE = 0.5 + 1e-3  # EEGLAB resamples times of events and not those of epochs
 BAD_CHANNEL = ChannelFacts("", bad=True)
 
 
@@ -73,6 +75,7 @@ class MneContent(NamedTuple):
     events: list[Annotation]  # classes of epochs
     start: datetime | None
     findings: list[Finding]
+    units: Sequence[tuple[float, str]] = ()  # of GDF: factor and unit of the cache
 
 
 def read_mne(path: Path, rel: str, info: RecordingInfo) -> Record:
@@ -159,6 +162,8 @@ def _make_signals(content: MneContent, stated: Mapping[str, str]) -> list[Signal
         ):
             name = channel["ch_name"]
             factor, unit = _find_unit(channel, kind, stated.get(name, ""))
+            if content.units and kind != "stim":
+                factor, unit = content.units[number - 1]
             with np.errstate(over="ignore"):
                 samples = (row * factor).astype(np.float32)
             label = sanitize_label(name) or f"channel {number}"
@@ -241,9 +246,15 @@ def _load_raw(path: Path) -> MneContent:
     ]
     start = raw.info["meas_date"]
     start = start + timedelta(seconds=first) if start else None
-    breaks, events = filter(_is_break, notes), list(filterfalse(_is_break, notes))
-    pieces = _cut_pieces(raw.get_data(verbose="ERROR"), float(raw.info["sfreq"]), breaks)
-    return MneContent(raw.info, pieces, events, [], start, _report_pieces(pieces))
+    breaks, events = list(filter(_is_break, notes)), list(filterfalse(_is_break, notes))
+    values, rate = raw.get_data(verbose="ERROR"), float(raw.info["sfreq"])
+    units: Sequence[tuple[float, str]] = ()
+    if find_suffix(path.name) == ".gdf":
+        units, lowest = read_gdf_channels(path)
+        gaps = find_gaps(values, lowest)
+        breaks += [Annotation(a / rate, (b - a) / rate, PAUSE) for a, b in gaps]
+    pieces = _cut_pieces(values, rate, breaks)
+    return MneContent(raw.info, pieces, events, [], start, _report_pieces(pieces), units)
 
 
 def _is_break(note: Annotation) -> bool:
@@ -298,7 +309,7 @@ def _load_epochs(path: Path) -> MneContent:
     values = epochs.get_data(copy=False, verbose="ERROR")
     texts = {code: name for name, code in epochs.event_id.items()}
     classes = [texts[code] for code in epochs.events[:, 2]]
-    if UNNAMED.issuperset(classes) and len(names) == len(classes):
+    if len(names) == len(classes):
         classes = names
     seconds = values.shape[2] / float(epochs.info["sfreq"])
     finding = report_epochs(len(values), seconds, timed=onsets is not None)
@@ -327,10 +338,11 @@ def _find_onsets(epochs: Any) -> list[float] | None:
 
 
 def _list_eeglab_events(path: Path) -> list[str]:
-    """The type of the event of each epoch, where each has one.
+    """The type of the event of each epoch: its only one, or where there are several that at time 0.
 
-    mne reads them only from the field `epoch`, which is not always filled in. Raises UserError
-    (path_escape) for samples in another folder.
+    mne joins the types of all, and reads them only from the field `epoch`, which is not always
+    filled in. The list is empty where an epoch has no such event. Raises UserError (path_escape)
+    for samples in another folder.
     """
     import scipy.io
 
@@ -339,16 +351,21 @@ def _list_eeglab_events(path: Path) -> list[str]:
     named = content.get("data", "")
     if isinstance(named, str):
         _require_same_folder([named])
-    events = np.atleast_1d(content.get("event", [])).tolist()
-    length = int(content["pnts"])
-    types: dict[int, str] = {}
-    for event in events:
-        epoch = int((float(event["latency"]) - 1) // length)
-        if epoch in types:
-            return []
-        types[epoch] = str(event["type"])
-    epochs = range(int(content["trials"]))
-    return [types[epoch] for epoch in epochs] if set(epochs) == types.keys() else []
+    length, count = int(content["pnts"]), int(content["trials"])
+    zero = -float(content["xmin"]) * float(content["srate"])  # samples from the start of an epoch
+    types: dict[int, list[str]] = {}
+    locking: dict[int, list[str]] = {}
+    for event in np.atleast_1d(content.get("event", [])).tolist():
+        epoch, place = divmod(float(event["latency"]) - 1, length)
+        name = str(event["type"])
+        if name not in UNNAMED:
+            types.setdefault(int(epoch), []).append(name)
+        if name not in UNNAMED and abs(place - zero) <= HALF_SAMPLE:
+            locking.setdefault(int(epoch), []).append(name)
+    single = all(len(names) == 1 for names in types.values())
+    chosen = types if single else locking
+    epochs = range(count)
+    return ["/".join(chosen[epoch]) for epoch in epochs] if set(epochs) == chosen.keys() else []
 
 
 def _require_inside(names: Iterable[str | Path | None], path: Path) -> None:
@@ -391,16 +408,34 @@ def list_later_parts(source: Source, rel: str) -> list[str]:
 
 def _list_parts(path: Path) -> Sequence[str]:
     """Names of the files that hold a FIF recording, or epochs; none where it cannot be read."""
+    opened = _open_lazily(path)
+    if opened is None:
+        return []
+    parts: list[Any] = list(getattr(opened, "filenames", ()))
+    parts = parts or [part.fid.name for part in opened._raw]
+    return [Path(name).name for name in parts]
+
+
+def _open_lazily(path: Path) -> Any:
+    """The recording or the epochs in a file, without samples; None where it cannot be read."""
     import mne
 
     with _silence_mne():
-        for read in (mne.io.read_raw_fif, mne.read_epochs):
+        for read in (mne.io.read_raw, mne.read_epochs):
             try:
-                opened = read(path, preload=False, verbose="ERROR")
+                return read(path, preload=False, verbose="ERROR")
             except Exception as error:  # its unit reports that
                 raise_system_error(error, path, stored=False)
-                continue
-            parts: list[Any] = list(getattr(opened, "filenames", ()))
-            parts = parts or [part.fid.name for part in opened._raw]
-            return [Path(name).name for name in parts]
-    return []
+    return None
+
+
+def describe_content(path: Path) -> tuple[list[tuple[str, float]], list[str]]:
+    """Channels with their rates, and texts of annotations; none of what cannot be read."""
+    opened = _open_lazily(path)
+    if opened is None:
+        return [], []
+    rate = float(opened.info["sfreq"])
+    notes = getattr(opened, "annotations", None)
+    texts = [] if notes is None else [str(text) for text in notes.description]
+    channels = [(sanitize_label(name), rate) for name in opened.ch_names]
+    return channels, [text for text in texts if text not in {*JOINTS, PAUSE}]

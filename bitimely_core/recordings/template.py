@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from itertools import chain, islice
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from bitimely_core.config import validate
@@ -43,7 +43,7 @@ from bitimely_core.recordings.mapping import (
     fold_column,
     list_recording_keys,
 )
-from bitimely_core.recordings.mne_files import find_later_parts
+from bitimely_core.recordings.mne_files import describe_content, find_later_parts
 from bitimely_core.recordings.reference_tables import find_reference_table
 from bitimely_core.recordings.sample_tables import find_subjects, list_channel_names
 from bitimely_core.recordings.sidecars import is_bids
@@ -397,19 +397,39 @@ def _read_header(
 ) -> list[tuple[str, float]]:
     """Channels and rates by the header of a file; its annotations are counted in `texts`."""
     if kind == "edf":
-        path = source.path(rel)
-        header = edf_header.read_header(path, required=())
-        if texts is not None:
-            texts.update(LabelWord(n.label) for n in edf.read_annotations(path, header)[0])
-        return [(channel.label, header.rate(channel)) for channel in header.channels]
-    if kind != "wfdb":
-        return []
+        channels, words = _read_edf_header(source.path(rel), with_texts=texts is not None)
+    elif kind == "wfdb":
+        channels, words = _read_wfdb_header(source, rel, with_texts=texts is not None)
+    else:
+        channels, labels = describe_content(source.path(rel))
+        words = map(LabelWord, labels)
+    if texts is not None:
+        texts.update(words)
+    return channels
+
+
+def _read_edf_header(
+    path: Path, *, with_texts: bool
+) -> tuple[list[tuple[str, float]], Iterable[LabelWord]]:
+    """Channels and rates of an EDF file, and texts of its annotations."""
+    header = edf_header.read_header(path, required=())
+    notes = edf.read_annotations(path, header)[0] if with_texts else []
+    channels = [(channel.label, header.rate(channel)) for channel in header.channels]
+    return channels, [LabelWord(note.label) for note in notes]
+
+
+def _read_wfdb_header(
+    source: Source, rel: str, *, with_texts: bool
+) -> tuple[list[tuple[str, float]], Iterable[LabelWord]]:
+    """Channels and rates of a record of WFDB, and texts of its annotations."""
     record = wfdb.read_header(rel, source, required=())
+    channels = [(channel.name, record.rate(channel)) for channel in record.channels]
     beside = f"{rel.removesuffix('.hea')}.atr"
-    if texts is not None and beside in source.files:
-        notes = read_annotations(source.path(beside), record.frame_rate)
-        texts.update(LabelWord(n.label, is_code=True) for n in notes.list_codes("both"))
-    return [(channel.name, record.rate(channel)) for channel in record.channels]
+    if not with_texts or beside not in source.files:
+        return channels, []
+    notes = read_annotations(source.path(beside), record.frame_rate)
+    codes = [LabelWord(note.label, is_code=True) for note in notes.list_codes("both")]
+    return channels, [*codes, *(LabelWord(note.label) for note in notes.notes)]
 
 
 def _describe_arrays(source: Source, rels: Sequence[str], kind: str) -> list[str]:
