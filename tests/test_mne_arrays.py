@@ -601,13 +601,14 @@ def test_several_labels_an_epoch_are_named_and_one_of_them_is_read(
     assert [n.label for n in record.annotations] == [f"{v:g}" for v in arrays["labels"]]
 
 
-@pytest.mark.parametrize("ending", ["npz", "mat"])
 @pytest.mark.parametrize(
-    ("name", "people"),
+    ("ending", "name", "people"),
     [
-        ("subject", np.array([3, 3, 1, 1, 3, 2])),
-        ("groups", np.array([3.0, 3, 1, 1, 3, 2])),
-        ("Subjects", np.array(["S3", "S3", "S1", "S1", "S3", "S2"])),
+        ("npz", "subject", np.array([3, 3, 1, 1, 3, 2])),
+        ("mat", "patient_id", np.array([3.0, 3, 1, 1, 3, 2])),
+        ("npz", "groups", np.array([3.0, 3, 1, 1, 3, 2])),
+        ("npz", "Subjects", np.array(["S3", "S3", "S1", "S1", "S3", "S2"])),
+        ("mat", "Subjects", np.array(["S3", "S3", "S1", "S1", "S3", "S2"])),
     ],
 )
 def test_epochs_of_several_subjects_are_a_recording_for_each(
@@ -629,6 +630,14 @@ def test_epochs_of_several_subjects_are_a_recording_for_each(
         assert [n.label for n in record.annotations] == list(map(str, arrays["y"][rows]))
         pieces = [samples for _, samples in list_pieces(record, "channel 2")]
         np.testing.assert_allclose(pieces, values[rows, 1], rtol=1e-6)
+
+
+def test_groups_without_labels_are_no_subjects(folder: Path) -> None:
+    """They may be classes: patients and controls are not two people."""
+    values = np.random.default_rng(0).standard_normal((6, 2, 100))
+    np.savez(folder / "a.npz", X=values, groups=np.array(["ill", "well"] * 3), fs=RATE)
+    records = read_folder(folder)
+    assert set(records) == {"a"}
 
 
 def test_an_array_of_subjects_beside_epochs_is_neither_labels_nor_a_recording(folder: Path) -> None:

@@ -14,16 +14,19 @@ from bitimely_core.recordings.mapping import PEOPLE, RecordingInfo
 # of arrays with the subject of each epoch, or of all; `id` may number the epochs
 ARRAY_SUBJECTS = (PEOPLE - {"id"}) | {
     "subjects", "subject_ids", "subjs", "patients", "patient_ids", "participants", "pids",
-    "persons", "users", "groups",
+    "persons", "users",
 }  # fmt: skip
+# scikit-learn's word for whose the rows are; without labels beside it, it may be that of classes
+GROUPS = "groups"
 
 
-def find_subjects(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def find_subjects(arrays: Mapping[str, np.ndarray], *, has_labels: bool) -> dict[str, np.ndarray]:
     """The vectors of an archive that are called as those of subjects."""
+    names = ARRAY_SUBJECTS | ({GROUPS} if has_labels else set())
     return {
         name: array.reshape(-1)
         for name, array in arrays.items()
-        if name.lower() in ARRAY_SUBJECTS and array.size == max(array.shape, default=1)
+        if name.lower() in names and array.size == max(array.shape, default=1)
     }
 
 

@@ -473,7 +473,7 @@ def _load_arrays(path: Path, variable: str) -> NumpyContent:
         return NumpyContent(_load_npy(path), None)
     arrays = _load_npz(path)
     labels = _name_labels(arrays)
-    subjects = find_subjects(arrays)
+    subjects = find_subjects(arrays, has_labels=bool(labels))
     beside = labels | subjects.keys()
     samples = {name for name in arrays if _may_be_samples(arrays[name])} - beside
     samples &= {variable} if variable else samples
