@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from bitimely_core.tokens import TokenSet, Windows
 
 FORMAT = 1
+OTHER_SEEDS = "Tokenize all views with the same --seed and train again"
+OTHER_PSEUDONYMS = "Train again: after another ingest people have other pseudonyms"
 SPLITS = ("train", "validation", "test")
 
 
@@ -353,7 +355,7 @@ class Run:
                 f"{len(shared)} subjects of the {split} split were in the training of this run: "
                 f"{name_subjects(shared)}",
                 "expected none",
-                "Tokenize all views with the same --seed and train again",
+                OTHER_PSEUDONYMS if windows.vocabulary else OTHER_SEEDS,
                 file=str(windows.name),
             )
         return len(shared)

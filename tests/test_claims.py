@@ -381,6 +381,8 @@ def test_a_meds_folder_that_meds_accepts(tmp_path: Path) -> None:
         options={"source": "meds", "phecode_map": (str(raw / "icd9_phecode.csv"),)},
     )
     assert again["exit_code"] == 0, "what is written is read again"
+    lines = [row for row in again["reasons"] if "have no split" in row["message"]]
+    assert [row["count"] for row in lines] == [80 - splits.num_rows], "of too short histories"
     back = tokens.build(
         tmp_path / "again" / "cache" / "pophr",
         out=tmp_path / "again" / "tokens" / "pophr",

@@ -789,6 +789,10 @@ def test_another_diagnosis_beside_numbered_ones_is_named(
         ("hovedtilstand1", "bitilstand_1_1", "bitilstand_1_2"),  # Norway
         ("PDGO", "SDG1O", "SDG2O"),  # Finland
         ("diagnosis_codeP", "diagnosis_code1", "diagnosis_code2"),  # Australia
+        ("PRINC_DIAG_CODE", "OTH_DIAG_CODE_1", "OTH_DIAG_CODE_2"),  # Texas
+        ("diag_p", "odiag1", "odiag2"),  # California
+        ("Principal Diagnosis Code", "Other Diagnosis Code 1", "Other Diagnosis Code 2"),
+        ("MRDX", "DX_CODE_1", "DX_CODE_2"),
     ],
 )
 def test_main_diagnoses_are_read_beside_others(tmp_path: Path, names: Sequence[str]) -> None:
@@ -796,6 +800,25 @@ def test_main_diagnoses_are_read_beside_others(tmp_path: Path, names: Sequence[s
     write_files(tmp_path, claims__csv=f"patient_id,date,{','.join(names)}\n{lines}")
     claims, events = read_folder(tmp_path)
     assert sorted(events["code"]) == ["E119", "I10", "I500", "J449", "K210"]
+    assert not [finding for finding in claims.findings if "not read" in finding.problem]
+
+
+@pytest.mark.parametrize(
+    ("code", "flag"),
+    [
+        ("OTH_DIAG_CODE_{}", "POA_OTH_DIAG_CODE_{}"),  # Texas
+        ("DX{}", "POADX{}"),
+        ("I10_DX{}", "DXPOA{}"),  # HCUP
+        ("ICD_DGNS_CD{}", "CLM_POA_IND_SW{}"),  # Medicare
+    ],
+)
+def test_flags_of_presence_on_admission_are_no_codes(tmp_path: Path, code: str, flag: str) -> None:
+    names = [name.format(n) for n in range(1, 26) for name in (code, flag)]
+    cells = [("E119", "Y"), ("I10", "N"), ("I500", "1"), *[("", "")] * 22]
+    row = ",".join(cell for pair in cells for cell in pair)
+    write_files(tmp_path, claims__csv=f"patient_id,date,{','.join(names)}\na1,2015-02-03,{row}\n")
+    claims, events = read_folder(tmp_path)
+    assert list(events["code"]) == ["E119", "I10", "I500"]
     assert not [finding for finding in claims.findings if "not read" in finding.problem]
 
 

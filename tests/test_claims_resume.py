@@ -469,3 +469,11 @@ def test_ids_of_a_split_file_as_numbers(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="row 3 is not a whole number") as caught:
         read_split_file(path, "", numbers=True)
     assert (caught.value.exit_code, caught.value.row) == (2, 3)
+
+
+def test_a_dry_run_estimates_from_the_tables(raw: Path) -> None:
+    out = raw.parent / "planned" / "cache" / "pophr"
+    plan = cache.ingest("pophr", raw, out, options={"rules": "none"}, dry_run=True)
+    assert plan["bytes"] == sum(path.stat().st_size for path in raw.iterdir()) > 0
+    assert plan["estimate"]["cache_bytes"] > 0
+    assert not out.parent.parent.exists()

@@ -112,6 +112,24 @@ def test_people_of_the_training_are_named(
         assert ("trained on some" in (out / "report.html").read_text()) is expected
 
 
+@slow
+def test_external_people_of_the_training_are_named(site: Path, tmp_path: Path) -> None:
+    """The people of the training from another cache, whose pseudonyms are others, and new ones."""
+    shutil.copytree(site / "a", tmp_path / "a")
+    options = ["--phecode-map", MAP, "--keep-dates", "--max-bad", "0.9", "--no-select"]
+    options += ["--landmark-date", CUT, "--landmark", "0,400", "--min-codes", "3"]
+    (tmp_path / "key").write_bytes(bytes(range(32)))
+    options += ["--id-key", str(tmp_path / "key")]
+    run("ingest", "pophr", site / "raw-a", "-w", tmp_path / "c", *options, code=Exit.PARTIAL)
+    for workspace, expected in ((tmp_path / "c", True), (site / "b", False)):
+        words = ["--data", "pophr", "-w", workspace, "--bootstrap", "0"]
+        run("evaluate", tmp_path / "a/runs/risk", *words)
+        notices = json.loads((tmp_path / "a/runs/risk/scores.json").read_text())["notices"]
+        lines = [line for line in notices if line.startswith("External validation")]
+        assert len(lines) == 1
+        assert ("was trained on some of them" in lines[0]) is expected
+
+
 @pytest.mark.slow
 def test_everybody_of_the_source_has_a_row(site: Path, risks: pl.DataFrame) -> None:
     names = {

@@ -601,6 +601,32 @@ def test_meds_codes_by_pattern_parent_and_the_users_own(tmp_path: Path) -> None:
     assert fewer.height == 5
 
 
+def test_meds_strings_of_diagnoses_are_read_or_named(tmp_path: Path) -> None:
+    strings = {
+        "ICD10GM//E11.9": ("icd10", "E11.9"),
+        "ICD10CM:I10": ("icd10cm", "I10"),
+        "CONDITION//ICD9CM//250.00": ("icd9cm", "250.00"),
+        "DIAGNOSIS//ICD10//I50.9": ("icd10", "I50.9"),
+        "ICD10CN/E11.900": None,
+        "ICD10CN/I10.x00": None,
+        "SNOMED/44054006": None,
+        "ICD10PCS/0DTJ4ZZ": None,
+        "PROCEDURE//ICD//9//4513": None,
+        "LAB//GLUCOSE//mg/dL": None,
+    }
+    meds(tmp_path, [(7, day(2001 + n), text) for n, text in enumerate(strings)])
+    claims, events = read_folder(tmp_path, "meds")
+    assert list_cells(events, "vocab", "code") == list(filter(None, strings.values()))
+    unread = [row for row in claims.survey.findings if row.code == "wrong_vocabulary"]
+    assert [row.count for row in unread] == [3]
+    line = unread[0].line()
+    assert "3 rows are diagnoses" in line
+    assert "(2 rows of 'ICD10CN', 1 rows of 'SNOMED')" in line
+    pattern = line.split("as ")[-1].rstrip(".")
+    _, read = read_folder(tmp_path, "meds", code_pattern=[pattern.replace("//", "/")])
+    assert list_cells(read, "code")[4:] == [("E11.900",), ("I10.x00",)], "the advice works"
+
+
 def test_meds_that_cannot_be_read(tmp_path: Path) -> None:
     assert catch_refusal(write_files(tmp_path, claims__csv=HEAD + GOOD), "meds").code == "no_input"
     error = catch_refusal(meds(tmp_path, [(1, day(2001), "LAB//1")]), "meds")

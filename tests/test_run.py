@@ -317,6 +317,9 @@ def test_all_people_of_other_data_are_scored_as_predict_reads_them(
     near = np.allclose(scored[columns].to_numpy(), predicted[columns].to_numpy(), atol=1e-5)
     assert near, "as the same recordings without labels"
     assert unit == "mV" or scored[columns].equals(predicted[columns]), "bit for bit"
+    workflows.tokenize(VIEW, workspace=home, name="all", split="external")
+    scores = workflows.evaluate(run, data="all", workspace=home, bootstrap=0)
+    assert "trained on some of them" in scores["notices"][0]
     with pytest.raises(UserError, match="all of these are tested"):
         workflows.train("features", data="generic-classification", workspace=theirs)
 

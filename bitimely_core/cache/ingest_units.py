@@ -55,7 +55,8 @@ T = TypeVar("T")
 PROGRESS, SETTINGS = ".progress", "settings.json"  # folder of notes; settings of its ingest
 PLAN = {"schema": "bitimely.ingest_plan/1", "format_version": 1, "status": "planned"}
 SUBJECTS_COPY = "subjects.parquet"  # for people, never read
-SOURCE_SPEED = 60e6  # bytes of source a second and core: an estimate
+# kind of data -> bytes of source a second and core, and bytes of cache a byte of it: estimates
+COSTS = {"recordings": (60e6, staging.CACHE_RATIO), "events": (8e6, 0.2)}
 PART_LOCK_WAIT = 60.0  # seconds that parts of one ingest wait for each other
 
 
@@ -261,7 +262,10 @@ def _plan_ingest(run: IngestRun) -> Choices:
         }
         for unit in run.units
     ]
-    total = sum(unit["bytes"] for unit in units)
+    kind = run.dataset.facts.kind
+    speed, size = COSTS[kind]
+    # the tables of events are no units: all of them are read together
+    total = sum(sizes.values()) if kind == "events" else sum(unit["bytes"] for unit in units)
     return {
         **PLAN,
         "dataset": run.dataset.name,
@@ -271,8 +275,8 @@ def _plan_ingest(run: IngestRun) -> Choices:
         "bytes": total,
         "options": run.options | run.run_options,
         "estimate": {
-            "cache_bytes": int(total * staging.CACHE_RATIO),
-            "seconds": round(total / SOURCE_SPEED / run.jobs, 1),
+            "cache_bytes": int(total * size),
+            "seconds": round(total / speed / run.jobs, 1),
         },
     }
 

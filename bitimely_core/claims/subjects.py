@@ -17,8 +17,9 @@ import polars as pl
 from bitimely_core.claims import dates, spill
 from bitimely_core.claims.job import SUBJECT_DATES, ClaimsJob, CleaningFindings
 from bitimely_core.claims.pseudonyms import compute_digests, to_keys
+from bitimely_core.claims.sources.columns import warn_of_rows
 from bitimely_core.claims.spill import SpilledStretch
-from bitimely_core.errors import Reason, input_warning, integrity_error, quote_formula, usage_error
+from bitimely_core.errors import Finding, Reason, integrity_error, quote_formula, usage_error
 from bitimely_core.store import storage
 
 CHUNK = 1 << 18  # subjects whose digests are computed together
@@ -155,26 +156,40 @@ def assign_pseudonyms(job: ClaimsJob, cleaned: CleanedSource) -> tuple[np.ndarra
         raise integrity_error(
             None, "two subjects have the same pseudonym key", hint="Give another key with --id-key"
         )
-    if job.splits is not None and job.options.split_file:
-        if listed < len(keys):
-            raise usage_error(
-                f"misses {len(keys) - listed} of {len(keys)} subjects",
-                "expected all, by the ids of the source",
-                file=job.options.split_file,
-                field="--split-file",
-            )
-        if unmatched := job.splits.height - listed:
-            text = f"{unmatched} of {job.splits.height} subjects of the split file"
-            job.run.reasons.append(
-                input_warning(
-                    Reason.UNMATCHED_LABELS,
-                    f"{text} are not in the data",
-                    "they are ignored",
-                    field="--split-file",
-                    count=unmatched,
-                )
-            )
+    if job.splits is not None:
+        job.run.reasons += _check_splits(job, job.splits.height, listed, len(keys))
     return keys, counts
+
+
+def _check_splits(job: ClaimsJob, rows: int, listed: int, subjects: int) -> list[Finding]:
+    """Warnings where the split of the source, or of `--split-file`, names others than the subjects
+    of the data: `rows` of it, `listed` of which are among the `subjects`.
+
+    Raises UserError: config (exit 2) for a split file without some of them.
+    """
+    missing, unmatched = subjects - listed, rows - listed
+    if not job.options.split_file:
+        return warn_of_rows(
+            missing,
+            Reason.METADATA,
+            f"of {subjects} subjects have no split in the splits of the source",
+            "they are split by a hash",
+            hint="Give the split of all subjects with --split-file",
+        )
+    if missing:
+        raise usage_error(
+            f"misses {missing} of {subjects} subjects",
+            "expected all, by the ids of the source",
+            file=job.options.split_file,
+            field="--split-file",
+        )
+    return warn_of_rows(
+        unmatched,
+        Reason.UNMATCHED_LABELS,
+        f"of {rows} subjects of the split file are not in the data",
+        "they are ignored",
+        field="--split-file",
+    )
 
 
 def write_id_table(job: ClaimsJob, keys: np.ndarray) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -60,3 +60,14 @@ def mark_histories(sequences: EventSequences) -> frozenset[bytes]:
         for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)
         if end - first >= EVENTS
     )
+
+
+def is_trained_on(trained: Any, others: Any) -> bool:
+    """Whether some of the histories, or of the recordings, of a training are among `others`; False
+    where the training is None.
+    """
+    if trained is None:
+        return False
+    if others.vocabulary:
+        return not mark_histories(trained).isdisjoint(mark_histories(others))
+    return holds_marked(others, mark_recordings(trained))

@@ -56,6 +56,7 @@ from bitimely_core.store.workspace import find_run_folder
 from bitimely_core.system_errors import attach_result
 from bitimely_core.tokens.drawing import limit_windows, sample_subjects
 from bitimely_core.tokens.splits import EXTERNAL
+from bitimely_core.tokens.trained_windows import is_trained_on
 from bitimely_core.workflows.prepare import (
     Execution,
     hides_counts,
@@ -90,6 +91,10 @@ EXTERNAL_PEOPLE = (
 EXTERNAL_RECORDINGS = (
     "External validation: all subjects of these data are scored, normalised as the training was. "
     "Whether some of them were in the training cannot be told by their names."
+)
+TRAINED_PEOPLE = (
+    "External validation: all people of these data are scored. The run was trained on some of "
+    "them, whose data are the same: scores of new people are likely lower."
 )
 TEST_SPLIT_OF_OTHERS = (
     "Only the test split of these data is scored, normalised by their own training split. If none "
@@ -186,7 +191,7 @@ def evaluate(
         subjects_shared_with_training=shared,
         notices=[
             *_list_changes(folder, compare, workspace),
-            *_describe_recordings(opened, workspace, split),
+            *_describe_others(opened, workspace, split),
             *_list_notices(record, windows, settings, shared, split),
             *_list_replaced(before, windows.name, split, len(rows)),
         ],
@@ -393,18 +398,29 @@ def protect_scores(scores: Scores, windows: Windows) -> Scores:
     return printed.model_copy(update={"lift": verdicts.find_lift(printed)})
 
 
-def _describe_recordings(opened: Run, workspace: Path, split: str) -> list[str]:
-    """What is scored of recordings that are not those of the training."""
-    windows, data = opened.windows(), opened.record.data
-    if windows.vocabulary or not opened.record.is_finetuned or split != "test":
-        return []
-    if windows.split == EXTERNAL:
-        return [EXTERNAL_RECORDINGS]
-    is_same = windows.fingerprint in {part.fingerprint for part in data}
-    is_from_here = opened.folder.resolve().parent.parent == workspace.resolve()
-    if is_same or (is_from_here and windows.dataset in {part.dataset for part in data}):
-        return []
-    return [TEST_SPLIT_OF_OTHERS]
+def _describe_others(run: Run, workspace: Path, split: str) -> list[str]:
+    """What is scored of other data than those of the training, and whether the run was trained on
+    some of their people: by the data themselves, as names and pseudonyms do not tell it.
+    """
+    windows = run.windows()
+    if windows.split != EXTERNAL:
+        scores_part = split == "test" and run.record.is_finetuned and not windows.vocabulary
+        return [TEST_SPLIT_OF_OTHERS] if scores_part and _are_others(run, workspace) else []
+    homes = (workspace, run.folder.parent.parent)
+    if any(is_trained_on(run.find_training(home), windows) for home in homes):
+        return [TRAINED_PEOPLE]
+    return [EXTERNAL_PEOPLE if windows.vocabulary else EXTERNAL_RECORDINGS]
+
+
+def _are_others(run: Run, workspace: Path) -> bool:
+    """Whether the windows are of another data set than those of the training, or of another
+    workspace.
+    """
+    windows, data = run.windows(), run.record.data
+    if windows.fingerprint in {part.fingerprint for part in data}:
+        return False
+    is_from_here = run.folder.resolve().parent.parent == workspace.resolve()
+    return not is_from_here or windows.dataset not in {part.dataset for part in data}
 
 
 def _list_notices(
@@ -414,8 +430,6 @@ def _list_notices(
     notices = [*_join_notices(record, windows), *_list_differences(record, windows)]
     if settings.by == "window":
         notices.append(OVER_WINDOWS)
-    if windows.split == EXTERNAL and windows.vocabulary:
-        notices.insert(0, EXTERNAL_PEOPLE)
     if shared:
         notices.append(
             f"{shared} subjects of the {split} split were also in the training "

@@ -36,7 +36,7 @@ from bitimely_core.schemas.tokens import Calibration, HistoryPreparation
 from bitimely_core.store import storage
 from bitimely_core.store.workspace import refuse_inside_workspace
 from bitimely_core.tokens.sequences import EventSequences, NewHistories
-from bitimely_core.tokens.trained_windows import mark_histories
+from bitimely_core.tokens.trained_windows import is_trained_on
 
 if TYPE_CHECKING:
     import polars as pl
@@ -210,11 +210,7 @@ class HistoryPredictor:
 
     def _find_trained(self, sequences: EventSequences, workspace: Path) -> list[FindingRecord]:
         """That the run was trained on histories of these people."""
-        trained = self.run.find_training(workspace)
-        if trained is None:
-            return []
-        marks = mark_histories(cast("EventSequences", trained))
-        is_trained = not marks.isdisjoint(mark_histories(sequences))
+        is_trained = is_trained_on(self.run.find_training(workspace), sequences)
         return [FindingRecord.from_finding(TRAINED_ON)] if is_trained else []
 
     @contextmanager

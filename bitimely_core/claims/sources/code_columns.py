@@ -19,7 +19,7 @@ MAIN_NAMES = set(map(words.fold_name, words.WORDS["wide"]["main"]))
 KINDS = words.index_words("cells_of_kinds")
 # a folded name of a column of codes without its numbers
 STEM = re.compile(
-    "(?:{before})*(?:{diagnosis})+(?:{behind})*".format(
+    "(?!poa)(?:{before})*(?:{diagnosis})+(?:{behind})*".format(
         **{part: "|".join(texts) for part, texts in words.WORDS["wide"].items()}
     )
 )

@@ -9,6 +9,7 @@ they are not faults.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -19,12 +20,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bitimely_core.claims.claims_reading import ClaimsOptions
-from bitimely_core.claims.codes import FAMILIES, OTHER
+from bitimely_core.claims.codes import OTHER
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import open_table, warn_of_rows
 from bitimely_core.claims.sources.source_options import parse_date_forms
-from bitimely_core.claims.sources.source_survey import EventReader, SourceSurvey
+from bitimely_core.claims.sources.source_survey import EXAMPLES, EventReader, SourceSurvey
 from bitimely_core.claims.sources.source_table import (
     EventBlock,
     OpenTable,
@@ -32,18 +33,25 @@ from bitimely_core.claims.sources.source_table import (
     count_dropped,
 )
 from bitimely_core.claims.sources.subject_tables import TableAccounts, make_subjects
-from bitimely_core.claims.sources.words import LAYOUTS
+from bitimely_core.claims.sources.words import LAYOUTS, NO_DIAGNOSIS, fold_name, index_words
 from bitimely_core.claims.subject_splits import MEDS_SPLITS
-from bitimely_core.errors import Reason, input_error, safe_text, usage_error
+from bitimely_core.errors import Finding, Reason, input_error, safe_text, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
 from bitimely_core.system_errors import raise_system_error
 
 PATTERNS = (
     r"DIAGNOSIS//ICD//(?P<vocab>9|10)//(?P<code>[^/]+)",  # MIMIC-IV
-    r"(?P<vocab>ICD(?:9|10)(?:CM)?)//?(?P<code>[^/]+)",  # OMOP, parents of MIMIC-IV, bitimely
+    # OMOP, parents of MIMIC-IV, bitimely, national forms, codes as FHIR writes them
+    r"(?:(?:DIAGNOSIS|DIAGNOSES|DX|CONDITION|CONDITION_OCCURRENCE)//?)?"
+    r"(?P<vocab>ICD[-_]?(?:9|10)(?:[-_]?(?:CM|WHO|GM|CA|AM|SE|DX))?)(?://?|:)(?P<code>[^/:]+)",
 )
-VOCABULARIES = {"9": "icd9cm", "10": "icd10cm", **{name: name for name in FAMILIES}}
+VOCABULARIES = {**index_words("vocabularies"), "9": "icd9cm", "10": "icd10cm"}
+# strings of diagnoses, whichever pattern reads them
+DIAGNOSES = re.compile(
+    r"(?!.*(?:PROC|PCS))(?:.*ICD[-_/]*[\dO]|KCD|SNOMED|DIAGNOS|CONDITION)", re.IGNORECASE
+)
+LAST_PART = re.compile(r"[/:]+[^/:]*$")
 BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
 SEX = r"(?i)^(?:GENDER|SEX)//?(M|F|MALE|FEMALE)$"
 PERSON = ("subject_id", "birth", "death", "sex")
@@ -79,15 +87,18 @@ class CodeMeanings:
         events = _keep_others(rows) if self.others else rows.drop_nulls("vocab")
         left_out = rows.height - events.height
         dropped = count_dropped(Reason.WRONG_VOCABULARY, left_out)
-        return EventBlock(events.drop("string"), dropped)
+        unread = {text for text, vocab, _ in meanings if vocab is None and DIAGNOSES.match(text)}
+        strings = rows.filter(pl.col("string").is_in(unread))["string"].to_list()
+        return EventBlock(events.drop("string"), dropped, Counter(strings))
 
     def find_code(self, string: str) -> tuple[str | None, str | None]:
         """Vocabulary and code of a string, by its own form or by that of a parent."""
         for text in (string, *self.parents.get(string, ())):
             for pattern in self.patterns:
                 if match := pattern.fullmatch(text):
-                    word = re.sub(r"[^a-z0-9]", "", match["vocab"].lower())
-                    return VOCABULARIES.get(word, word), match["code"]
+                    word = fold_name(match["vocab"])
+                    if (vocab := VOCABULARIES.get(word, word)) != NO_DIAGNOSIS:
+                        return vocab, match["code"]
         return None, None
 
 
@@ -132,6 +143,7 @@ def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
     hint = "Identify ICD codes with --code-pattern, a regular expression with the groups"
     survey = SourceSurvey(hint=f"{hint} vocab and code")
     survey.read_all(source_tables)
+    survey.findings += _report_unread(survey)
     persons, spread = _read_persons(opened, forms, survey.last)
     survey.findings += warn_of_rows(
         spread, Reason.METADATA, "subjects are in several files", "expected each in one file"
@@ -157,6 +169,25 @@ def _describe_strings(meanings: CodeMeanings, survey: SourceSurvey) -> dict[str,
         },
         "examples_of_other": list(map(safe_text, unmatched[:20])),
     }
+
+
+def _report_unread(survey: SourceSurvey) -> list[Finding]:
+    """A warning of diagnoses whose strings no pattern reads, by what stands before their codes."""
+    counts = Counter[str]()
+    for strings in survey.unused.values():
+        for text, rows in strings.items():
+            counts[LAST_PART.sub("", text)] += rows
+    text = ", ".join(
+        f"{rows} rows of {safe_text(name)}" for name, rows in counts.most_common(EXAMPLES)
+    )
+    return warn_of_rows(
+        counts.total(),
+        Reason.WRONG_VOCABULARY,
+        f"rows are diagnoses that are not read as ICD codes ({text})",
+        "labels and PheCodes do not know them",
+        hint="Where they are ICD codes all the same, give --code-pattern, a regular expression "
+        "with the groups vocab and code, as (?P<vocab>ICD10)CN//(?P<code>.+)",
+    )
 
 
 def _compile_patterns(texts: Sequence[str]) -> tuple[re.Pattern[str], ...]:

@@ -154,7 +154,7 @@ class SourceSurvey(TableAccounts):
     events: int = 0
     records: dict[str, int] = field(default_factory=dict)  # file -> records
     subjects: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))  # `hash_ids`
-    # file -> source concept -> rows that were left out for it
+    # file -> source concept or string -> rows, as `EventBlock.unused`
     unused: dict[str, Counter[str]] = field(default_factory=dict)
     odd_dates: set[str] = field(default_factory=set)  # files with texts that are no dates
 

@@ -139,7 +139,7 @@ class EventBlock(NamedTuple):
     events: pl.DataFrame
     # reason -> rows (or codes, see `SourceTable.wide`) left out by a rule of the source
     dropped: Mapping[str, int] = {}
-    # source concept (OMOP) -> rows that were left out for it
+    # source concept (OMOP), or string of a diagnosis (MEDS) -> rows that are not read as ICD codes
     unused: Mapping[str, int] = {}
 
 
