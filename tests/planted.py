@@ -65,6 +65,7 @@ class Windows:
     channel_names = ("C3",)
     fingerprint = "f"
     vocabulary = ()
+    folder = Path("planted")
     target_unit = None
 
     def __init__(

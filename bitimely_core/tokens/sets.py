@@ -420,7 +420,7 @@ def require_labels(windows: TokenSet) -> None:
     """
     if windows.task != "none":
         return
-    cache = windows.folder.parents[1] / "cache" / windows.dataset
+    cache = windows.folder.parent.parent / "cache" / windows.dataset
     raise usage_error(
         f"{windows.name} has no labels",
         "expected a labelled view",
