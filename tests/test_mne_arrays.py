@@ -18,6 +18,7 @@ from bitimely_core import tokens
 from bitimely_core.cache import ingest, open_cache
 from bitimely_core.errors import UserError
 from bitimely_core.formats.source import scan_folder
+from bitimely_core.recordings.array_splits import divide_by_split
 from bitimely_core.recordings.template import write_template
 from bitimely_core.types import Record
 
@@ -630,6 +631,36 @@ def test_epochs_of_several_subjects_are_a_recording_for_each(
         assert [n.label for n in record.annotations] == list(map(str, arrays["y"][rows]))
         pieces = [samples for _, samples in list_pieces(record, "channel 2")]
         np.testing.assert_allclose(pieces, values[rows, 1], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("X_train", "y_train", "X_test", "y_test"),
+        ("xTrain", "yTrain", "xTest", "yTest"),
+        ("train_data", "train_labels", "test_data", "test_labels"),
+    ],
+)
+def test_arrays_of_splits_are_a_recording_each(folder: Path, names: tuple[str, ...]) -> None:
+    """The file was refused, and its advice read one half. `latest_x` is of no split."""
+    rng = np.random.default_rng(0)
+    counts = (6, 6, 3, 3)
+    shapes = [(count, 2, 100) if k % 2 == 0 else count for k, count in enumerate(counts)]
+    drawn = [rng.integers(0, 3, s) if isinstance(s, int) else rng.normal(size=s) for s in shapes]
+    np.savez(folder / "a.npz", **dict(zip(names, drawn, strict=True)), fs=RATE)
+    records = read_folder(folder)
+    for split, values, labels in (("train", *drawn[:2]), ("test", *drawn[2:])):
+        record = records.pop(f"a-{split}")
+        assert record.attributes["split"] == split
+        assert [n.label for n in record.annotations] == list(map(str, labels))
+        pieces = [samples for _, samples in list_pieces(record, "channel 2")]
+        np.testing.assert_allclose(pieces, values[:, 1], rtol=1e-6)
+    assert not records
+    assert not divide_by_split({"latest_x": drawn[0], "y": drawn[1]})
+    windows = tokens.build(
+        folder.parent / "cache", view="annotations", out=folder.parent / "t", split="official"
+    )
+    assert sorted(windows.index["split"]) == ["test"] * 3 + ["train"] * 6
 
 
 def test_groups_without_labels_are_no_subjects(folder: Path) -> None:

@@ -9,7 +9,9 @@ import numpy as np
 import pyedflib
 import pytest
 
+from bitimely_core import tokens
 from bitimely_core.cache import ingest, open_cache
+from bitimely_core.errors import UserError
 from bitimely_core.formats.source import scan_folder
 from bitimely_core.recordings.template import write_template
 from bitimely_core.types import Record
@@ -69,6 +71,34 @@ def test_a_table_of_classes_is_recognised(
     assert is_said == (wanted is not None or "x" in text)
     if wanted is not None:
         assert (report["rows"][0]["seen"], report["rows"][0]["used"]) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("column", "cells", "wanted"),
+    [
+        ("split", ["train", "val", "Test", "training"], ["train", "validation", "test", "train"]),
+        ("strat_fold", ["1", "9", "10", "2"], ["train", "validation", "test", "train"]),
+        ("fold", ["0", "1", "2", "3"], None),  # not of ten folds
+        ("split", ["a", "b", "test", "c"], None),
+        ("split", ["train", "train", "train", "train"], None),  # none is tested
+    ],
+)
+def test_splits_of_a_table_are_the_official_ones(
+    folder: Path, column: str, cells: list[str], wanted: list[str] | None
+) -> None:
+    """They were ignored without a word, and `--split official` found none."""
+    write_records(folder, 4)
+    rows = [f"r{k},p{k},{cell}" for k, cell in enumerate(cells)]
+    (folder / "table.csv").write_text("\n".join([f"file,subject,{column}", *rows]) + "\n")
+    cache = folder.parent / "cache"
+    report = ingest("generic", folder, cache)
+    assert ("their splits" in str(report["reasons"])) == (wanted is not None)
+    if wanted is None:
+        with pytest.raises(UserError, match="has no official split"):
+            tokens.build(cache, view="", out=folder.parent / "t", split="official")
+        return
+    index = tokens.build(cache, view="", out=folder.parent / "t", split="official").index
+    assert index.sort("recording_id")["split"].to_list() == wanted
 
 
 def test_the_advice_on_several_columns_of_classes_works(folder: Path) -> None:

@@ -22,6 +22,7 @@ from bitimely_core.formats.label_tables import STAGE_NAMES
 from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.formats.text import sanitize_label
 from bitimely_core.formats.units import find_rate_fault, find_unit, narrow_samples
+from bitimely_core.recordings.array_splits import divide_by_split, name_split, report_splits
 from bitimely_core.recordings.array_subjects import (
     ARRAY_SUBJECTS,
     add_subject,
@@ -73,10 +74,27 @@ def read_npy(
 
     Its shape is [samples], [samples, channels] or turned, or that of epochs: [epochs, channels,
     samples] or [epochs, samples, channels], whose classes may be in the array `labels`. Epochs of
-    several people are a recording for each.
+    several people are a recording for each, and so are arrays of several splits.
     """
     with locate_errors(rel):
-        values, inside, names, units, people = _load_arrays(path, info.variable)
+        contents = _load_arrays(path, info.variable)
+    if len(contents) == 1:
+        return _make_record(contents.popitem()[1], path, rel, info, labels)
+    records: list[Record] = []
+    findings = [report_splits(contents).at(rel)]
+    for split, content in contents.items():
+        part = _make_record(content, path, rel, name_split(info, split), None)
+        records += part.records if isinstance(part, Records) else [part]
+        findings += part.findings if isinstance(part, Records) else []
+    return Records(records=records, findings=findings)
+
+
+def _make_record(
+    content: NumpyContent, path: Path, rel: str, info: RecordingInfo, labels: Path | None
+) -> Record | Records:
+    """The recording of one array of samples, or one for each person whose epochs it holds."""
+    with locate_errors(rel):
+        values, inside, names, units, people = content
         info, people = add_subject(info, people)
         info = _add_units(_name_channels(info, names, np.atleast_2d(values).shape), units)
         info, inside = _add_class(info, inside)
@@ -467,11 +485,19 @@ class NumpyContent(NamedTuple):
     subjects: Sequence[str] = ()  # of all samples, or one an epoch
 
 
-def _load_arrays(path: Path, variable: str) -> NumpyContent:
-    """The samples in a file of NumPy, with what lies beside them in an archive (.npz)."""
+def _load_arrays(path: Path, variable: str) -> dict[str, NumpyContent]:
+    """Split -> the samples in a file of NumPy, with what lies beside them in an archive (.npz); the
+    split is "" where the archive states none.
+    """
     if find_suffix(path.name) != ".npz":
-        return NumpyContent(_load_npy(path), None)
+        return {"": NumpyContent(_load_npy(path), None)}
     arrays = _load_npz(path)
+    divided = {} if variable in arrays else divide_by_split(arrays)
+    return {split: _find_content(own, variable) for split, own in (divided or {"": arrays}).items()}
+
+
+def _find_content(arrays: Mapping[str, np.ndarray], variable: str) -> NumpyContent:
+    """The only array of samples, with what lies beside it. Raises UserError: schema."""
     labels = _name_labels(arrays)
     subjects = find_subjects(arrays, has_labels=bool(labels))
     beside = labels | subjects.keys()

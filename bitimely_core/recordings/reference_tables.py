@@ -17,7 +17,7 @@ from bitimely_core.errors import Finding, Reason, UserError, input_warning, safe
 from bitimely_core.formats import tables
 from bitimely_core.formats.sniffer import find_delimiter
 from bitimely_core.formats.source import Source
-from bitimely_core.recordings.folder_tables import TableFindings, is_missing
+from bitimely_core.recordings.folder_tables import TableFindings, is_missing, parse_split
 from bitimely_core.recordings.mapping import (
     CLASSES,
     PARTS,
@@ -74,6 +74,7 @@ class ReferenceColumns(NamedTuple):
     subject: str  # the column that says whose the recordings are; "": none
     cells: dict[str, list[str]]  # of the other columns, without empty ones
     classes: list[str]  # columns that can hold classes
+    split: str  # the column that states the split of each; "": none
     rows: int = 0  # of a table of subjects
     unclear: str = ""  # a column of subjects, or of those who rated the recordings
 
@@ -130,8 +131,8 @@ def find_reference_table(
 
 
 def _leave_out_classes(stated: Sequence[ReferenceColumns]) -> list[ReferenceColumns]:
-    """The tables with subjects, without their classes."""
-    return [table._replace(classes=[]) for table in stated if table.subject]
+    """The tables with subjects or splits, without their classes."""
+    return [table._replace(classes=[]) for table in stated if table.subject or table.split]
 
 
 def _add_subjects(
@@ -147,13 +148,13 @@ def _add_subjects(
 
 
 def _choose_reference(candidates: Sequence[ReferenceColumns]) -> ReferenceTable:
-    """The table with the only column of classes, else one with subjects."""
+    """The table with the only column of classes, else one with subjects or splits."""
     choices = [(table, name) for table in candidates for name in table.classes]
     if len(choices) == 1:
         table, label = choices[0]
         return _make_reference(table, label)
     findings: TableFindings = [_report_choice(choices)] if choices else []
-    stated = [table for table in candidates if table.subject]
+    stated = [table for table in candidates if table.subject or table.split]
     if stated:
         return _make_reference(stated[0], "", findings)
     return ReferenceTable(None, headed=True, findings=findings, people="", subjects={})
@@ -168,6 +169,7 @@ def _make_reference(
         file="" if table.is_of_subjects else table.key,
         subject=table.subject,
         label=label,
+        split=table.split,
         delimiter=table.delimiter,
     )
     reports = [*findings, _report_table(table, label)]
@@ -192,7 +194,7 @@ def _find_table(
     source: Source, rel: str, keys: Mapping[str, str], owners: Mapping[str, OwnerNames]
 ) -> ReferenceColumns | None:
     """The columns of a table by whichever of its readings names more recordings; None for a table
-    that names none, or neither subjects nor classes.
+    that names none, or no subjects, classes and splits.
     """
     with suppress(UserError):  # whatever it is, it is no such table
         text = _open_table(source.path(rel))
@@ -201,7 +203,9 @@ def _find_table(
             if text
             else []
         )
-        usable = [table for table in readings if table and (table.classes or table.subject)]
+        usable = [
+            table for table in readings if table and (table.classes or table.subject or table.split)
+        ]
         return max(usable, key=lambda table: len(table.bearers), default=None)
     return None
 
@@ -215,6 +219,8 @@ def _report_table(table: ReferenceColumns, label: str, *, alone: bool = False) -
         what = f"{count} subjects ({safe_text(table.subject)}) of {what}"
     elif table.subject:
         parts.append(f"their subjects ({safe_text(table.subject)})")
+    if table.split:
+        parts.append(f"their splits ({safe_text(table.split)}, for tokenize --split official)")
     if label:
         parts.append(f"their classes: {_count_classes(table.cells[label])}")
     return input_warning(
@@ -285,6 +291,7 @@ def _find_recordings(
         "" if is_unclear else subject,
         filled,
         classes,
+        _find_split_column(filled if headed else {}),
         unclear=subject if is_unclear else "",
     )
 
@@ -327,6 +334,7 @@ def _find_subjects(
         subject=key,
         cells=filled,
         classes=_find_class_columns(filled) if sum(is_used) == len(used) else [],
+        split=_find_split_column(filled) if sum(is_used) == len(used) else "",
         rows=len(columns[key]),
     )
 
@@ -369,6 +377,18 @@ def _find_subject_column(columns: Mapping[str, Sequence[str]]) -> str:
         and (folded != "id" or len(set(cells)) < len(cells))
     }
     return min(ranks, key=lambda name: ranks[name], default="")
+
+
+def _find_split_column(columns: Mapping[str, Sequence[str]]) -> str:
+    """The column that says in which split, or which of ten folds, each is; "" where none does."""
+    names = (name for name in columns if fold_column(name) in PARTS)
+    return next((name for name in names if _has_test_split(columns[name])), "")
+
+
+def _has_test_split(cells: Sequence[str]) -> bool:
+    """Whether all cells are splits or folds, and some are of the test split."""
+    parts = [parse_split(cell) for cell in cells]
+    return None not in parts and any(part in parts for part in ({"split": "test"}, {"fold": 10.0}))
 
 
 def _find_class_columns(columns: Mapping[str, Sequence[str]]) -> list[str]:
