@@ -38,19 +38,19 @@ def divide_by_split(arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, np.
         divided.setdefault(split, {})[rest] = array
     if len(divided) < 2:
         return {}
-    return {split: {**common, **own} for split, own in divided.items()}
+    return {split: {**common, **parts} for split, parts in divided.items()}
 
 
 def name_split(info: RecordingInfo, split: str) -> RecordingInfo:
     """What is known of the recording of a split; nobody's where its subject is not stated."""
     name = f"{info.recording_id}-{split}"
     subject = info.subject_id if info.has_subject else name
-    attributes = {**info.attributes, "split": split}
-    return replace(info, recording_id=name, subject_id=subject, attributes=attributes)
+    info = replace(info, attributes={**info.attributes, "split": split})
+    return replace(info, recording_id=name, subject_id=subject)
 
 
 def report_splits(splits: Iterable[str]) -> Finding:
-    """The warning that a file holds arrays of several splits, which a default split does not use."""
+    """The warning about a file with arrays of several splits."""
     problem = f"holds arrays of {list_names([*splits])}"
     requirement = "each is a recording of its own, for tokenize --split official"
     return input_warning(Reason.METADATA, problem, requirement)

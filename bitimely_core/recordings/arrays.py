@@ -80,13 +80,12 @@ def read_npy(
         contents = _load_arrays(path, info.variable)
     if len(contents) == 1:
         return _make_record(contents.popitem()[1], path, rel, info, labels)
-    records: list[Record] = []
-    findings = [report_splits(contents).at(rel)]
+    whole = Records(records=[], findings=[report_splits(contents).at(rel)])
     for split, content in contents.items():
         part = _make_record(content, path, rel, name_split(info, split), None)
-        records += part.records if isinstance(part, Records) else [part]
-        findings += part.findings if isinstance(part, Records) else []
-    return Records(records=records, findings=findings)
+        whole.records.extend(part.records if isinstance(part, Records) else [part])
+        whole.findings.extend(part.findings if isinstance(part, Records) else [])
+    return whole
 
 
 def _make_record(
@@ -493,7 +492,8 @@ def _load_arrays(path: Path, variable: str) -> dict[str, NumpyContent]:
         return {"": NumpyContent(_load_npy(path), None)}
     arrays = _load_npz(path)
     divided = {} if variable in arrays else divide_by_split(arrays)
-    return {split: _find_content(own, variable) for split, own in (divided or {"": arrays}).items()}
+    by_split = divided or {"": arrays}
+    return {split: _find_content(parts, variable) for split, parts in by_split.items()}
 
 
 def _find_content(arrays: Mapping[str, np.ndarray], variable: str) -> NumpyContent:
