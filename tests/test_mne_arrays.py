@@ -265,6 +265,20 @@ def write_gdf(path: Path, values: np.ndarray, events: list[int], units: list[int
     path.write_bytes(fixed + channels + blocks.tobytes() + table)
 
 
+def write_gdf_1(path: Path, values: np.ndarray, units: list[str]) -> None:
+    """GDF 1.25 of int16 [T, V] at 100 Hz, with texts of units."""
+    count = len(units)
+    fixed = b"GDF 1.25" + b" " * 160 + b"2020010112000000" + struct.pack("<q", 256 * (1 + count))
+    fixed += b" " * 44 + struct.pack("<qIII", len(values) // 100, 1, 1, count)
+    channels = b"".join(f"c{k}".encode().ljust(16) for k in range(count)) + b" " * (80 * count)
+    channels += b"".join(unit.encode().ljust(8) for unit in units)
+    channels += np.repeat([-100.0, 100], count).tobytes()
+    channels += np.repeat([-1000, 1000], count).astype("<i8").tobytes() + b" " * (80 * count)
+    channels += np.repeat([100, 3], count).astype("<i4").tobytes() + b" " * (32 * count)
+    blocks = values.reshape(-1, 100, count).transpose(0, 2, 1).astype("<i2")
+    path.write_bytes(fixed + channels + blocks.tobytes() + struct.pack("<B3sI", 1, bytes(3), 0))
+
+
 def write_neuroscan(path: Path, samples: np.ndarray, sensitivity: float) -> None:
     """A .cnt of Neuroscan: samples [T, V] of int16, a stimulus 7 at the hundredth sample."""
     count, channels = samples.shape
@@ -442,6 +456,16 @@ def test_units_and_gaps_between_runs_of_gdf_are_those_of_its_header(folder: Path
         samples = np.concatenate([piece for _, piece in pieces])
         wanted = np.delete(values[:, k], np.s_[300:340]) * 0.1 * factor
         np.testing.assert_allclose(samples, wanted, atol=1e-5 * factor)
+
+
+def test_units_of_the_first_version_of_gdf_are_texts(folder: Path) -> None:
+    values = np.random.default_rng(0).integers(-900, 900, (1000, 3))
+    write_gdf_1(folder / "a.gdf", values, ["uV", "mV", "mmHg"])
+    record = read_folder(folder)["a"]
+    assert [signal.unit for signal in record.signals] == ["uV", "uV", "mmHg"]
+    for k, factor in enumerate((1, 1000, 1)):
+        ((_, samples),) = list_pieces(record, f"c{k}")
+        np.testing.assert_allclose(samples, values[:, k] * 0.1 * factor, atol=1e-5 * factor)
 
 
 def test_the_template_lists_channels_and_texts_of_formats_of_mne(folder: Path) -> None:
