@@ -325,6 +325,31 @@ def test_all_people_of_other_data_are_scored_as_predict_reads_them(
 
 
 @pytest.mark.slow
+def test_recordings_of_others_are_cut_as_the_run_reads_them(tmp_path: Path) -> None:
+    """Where no tokens of them are there: a second each, and all people are tested."""
+    home, theirs = tmp_path / "ours", tmp_path / "theirs"
+    run, out = home / "runs" / "ours", tmp_path / "out"
+    write_classes(home, ["rest", "run"])
+    workflows.tokenize(VIEW, workspace=home, window=50)
+    workflows.train("features", data=VIEW, run="ours", workspace=home)
+    write_classes(theirs, ["rest", "run"])
+    (theirs / "raw" / "p0.csv").unlink()  # other data than those of the training
+    workflows.ingest("generic", theirs / "raw", workspace=theirs, force_new=True)
+    for _ in range(2):
+        scores = workflows.evaluate(run, data=VIEW, workspace=theirs, baselines="cheap")
+        assert (scores["n"], scores["n_subjects"]) == (4 * 17, 17)
+    assert [path.name for path in (theirs / "tokens").iterdir()] == ["generic-classification-ours"]
+    order, columns = ["recording_id", "start"], ["p_rest", "p_run"]
+    scored = pl.read_parquet(run / "predictions.parquet").sort(order)
+    workflows.predict(run, [theirs / "raw"], out=out, workspace=theirs)
+    predicted = pl.read_parquet(out / "predictions.parquet").sort(order)
+    assert scored[columns].equals(predicted[columns]), "bit for bit"
+    with pytest.raises(UserError, match="no recording has an annotation"):
+        workflows.evaluate(run, data="generic/annotations", workspace=theirs)
+    assert workflows.evaluate("ours", data=VIEW, workspace=home)["n_subjects"] < 17
+
+
+@pytest.mark.slow
 def test_a_pre_training_reads_no_data_without_a_training_split(tmp_path: Path) -> None:
     write_classes(tmp_path, ["rest", "run"])
     small_run = {"preset": "tiny", "steps": 1, "run": "base", "workspace": tmp_path}

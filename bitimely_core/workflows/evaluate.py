@@ -65,7 +65,7 @@ from bitimely_core.workflows.prepare import (
     share_sizes,
 )
 from bitimely_core.workflows.report import check_margin
-from bitimely_core.workflows.tokenize import apply_vocabulary
+from bitimely_core.workflows.tokenize import apply_vocabulary, prepare_others
 
 if TYPE_CHECKING:
     import polars as pl
@@ -142,6 +142,9 @@ def evaluate(
     MEDS-evaluation, `ids` is the table of the ingest (`tokens.tasks`). `baselines`: cheap leaves
     out those that are fitted (`evaluate.baselines`), which is recorded.
 
+    A run on recordings is scored on all people of another data set, or of another workspace, where
+    no tokens of `data` are there (`prepare_others`).
+
     A run on histories is scored on people with other codes (`data`) by its own vocabulary
     (`apply_vocabulary`), with the calibration of its risks. `calibrate_on` names tokens on whose
     labels they are recalibrated: the validation split where it has rows, else all; where these are
@@ -159,7 +162,7 @@ def evaluate(
 
         select_device(device)
     if data is not None and not dry_run:
-        data = apply_vocabulary(run, data, workspace)
+        data = apply_vocabulary(run, prepare_others(run, data, workspace), workspace)
     opened = open_run(run, Execution(workspace, verify=verify, dry_run=dry_run), data)
     record, folder, windows = opened.record, opened.folder, opened.windows()
     opened.adapter_for(windows)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitimely_core.run import FORMAT
-from bitimely_core.schemas.tokens import HistoryPreparation
+from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.schemas.tokens import HistoryPreparation, Preprocessing
 from bitimely_core.store import manifests
 from bitimely_core.store.records import has_result
 from bitimely_core.store.workspace import (
@@ -26,10 +27,50 @@ from bitimely_core.workflows.prepare import (
     write_tokens,
 )
 
+if TYPE_CHECKING:
+    from bitimely_core.workflows.jobs import Flags
+
+# options by which a run cuts recordings
+CUTTING = (
+    "channels", "rate", "window", "stride", "normalise", "bandpass", "notch", "resampling",
+    "filtering",
+)  # fmt: skip
+PREPROCESSING = "preprocessing.json"
+
 
 def name_applied(data: str, run: Path) -> str:
-    """The name of tokens of `data` with the vocabulary of the run in a folder."""
+    """The name of tokens of `data` as the run in a folder reads them."""
     return f"{name_tokens(data)}-{run.resolve().name}"
+
+
+def prepare_others(run: str | Path, data: str, workspace: Path) -> str:
+    """The name of tokens of the recordings of other people, all of whom are tested: a view of
+    another data set than that of a run, or in another workspace, cut as the run reads it. They are
+    made where they are missing.
+
+    It is `data` itself for tokens that are there, for the data set of the run in its own workspace,
+    for irregular samples, and for other runs.
+    """
+    folder = find_run_folder(run, workspace)
+    stored = folder / PREPROCESSING
+    has_tokens = (locate(workspace, "tokens", name_tokens(data)) / manifests.MANIFEST).is_file()
+    if has_tokens or not has_result(stored) or find_data_kind(data).section != "tokenize":
+        return data
+    options = Preprocessing.load(stored).options
+    trained_on = {part.dataset for part in RunRecord.load(folder / "run.json").data}
+    is_from_here = folder.resolve().parent.parent == workspace.resolve()
+    if options.irregular or (is_from_here and parse_view(data)[0] in trained_on):
+        return data
+    choices = {name: getattr(options, name) for name in CUTTING}
+    if options.epoch is not None:  # its labels say where a window begins
+        del choices["stride"]
+    return _make_tokens(data, name_applied(data, folder), workspace, {**choices, "split": EXTERNAL})
+
+
+def _make_tokens(data: str, name: str, workspace: Path, options: Flags) -> str:
+    """Tokens of `data` under `name`, where they are not there as the cache is; the name."""
+    tokenize(data, workspace=workspace, name=name, options=options)
+    return name
 
 
 def apply_vocabulary(run: str | Path, data: str, workspace: Path) -> str:
@@ -51,14 +92,9 @@ def apply_vocabulary(run: str | Path, data: str, workspace: Path) -> str:
         is_placed = histories.cache == trained.cache or histories.options.split == EXTERNAL
         if is_placed and histories.vocabulary == trained.vocabulary:
             return data
-    if not (locate(workspace, "tokens", name) / manifests.MANIFEST).is_file():
-        options = {"vocabulary": stored.parent}
-        tokenize(dataset, workspace=workspace, name=name, options=options)
-    return name
-
-
-if TYPE_CHECKING:
-    from bitimely_core.workflows.jobs import Flags
+    if (locate(workspace, "tokens", name) / manifests.MANIFEST).is_file():
+        return name
+    return _make_tokens(dataset, name, workspace, {"vocabulary": stored.parent})
 
 
 def tokenize(
