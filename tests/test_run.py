@@ -310,6 +310,7 @@ def test_all_people_of_other_data_are_scored_as_predict_reads_them(
     scores = workflows.evaluate(run, data="generic-classification", workspace=theirs)
     assert scores["n_subjects"] == 18
     assert "External validation" in scores["notices"][0]
+    assert "no baselines" in scores["remarks"][0]
     scored = pl.read_parquet(run / "predictions.parquet").sort("recording_id")
     workflows.predict(run, [theirs / "raw"], out=out, workspace=theirs)
     predicted = pl.read_parquet(out / "predictions.parquet").sort("recording_id")

@@ -100,6 +100,7 @@ TEST_SPLIT_OF_OTHERS = (
     "Only the test split of these data is scored, normalised by their own training split. If none "
     "of their people were in the training of the run, tokenize --split external scores them all."
 )
+WITHOUT_TRAINING = "There are no baselines: these data have no training split to fit them on."
 NOT_COMPARED = "Checksums were not compared (--no-verify)."
 Predictions = dict[str, tuple[str, np.ndarray]]  # name -> description and prediction
 Columns = dict[str, Any]  # target and prediction, in the order of the rows
@@ -556,7 +557,7 @@ def _score_task(
     windows, total = opened.windows(), len(rows)
     train_target = windows["train"].targets(None) if len(windows["train"]) else None
     fitted: dict[str, tuple[str, BaselinePredictions]] = {}
-    remarks: list[str] = []
+    remarks = [WITHOUT_TRAINING] if windows.split == EXTERNAL else []
     predictions: Predictions = {}
     if train_target is not None and total:
         predictions = predict_shortcuts(windows, rows)
