@@ -188,21 +188,32 @@ class Run:
         """The rows of the subjects that the run was trained on; None where `workspace` does not
         hold these tokens, or files of the run or the tokens are damaged.
         """
+        windows = self.find_tokens(workspace)
+        try:
+            subjects = self.train_subjects
+        except UserError as error:
+            raise_system_error(error)
+            return None  # less can be said; who needs this file refuses it
+        if subjects is None or windows is None:
+            return None
+        train, marks = windows["train"], frozenset(subjects.marks)
+        keep = [mark_subject(windows.dataset, subject) in marks for subject in train.subjects()]
+        return train.subset(np.array(keep))
+
+    def find_tokens(self, workspace: Path) -> TokenSet | None:
+        """The tokens that the run was trained on, all splits; None where `workspace` does not hold
+        them as they were, or they are damaged.
+        """
         from bitimely_core import tokens
 
         data = self.record.data[0]
         windows: TokenSet
         try:
-            subjects = self.train_subjects
             windows = tokens.open_tokens(locate(workspace, "tokens", data.name), verify=False)
         except UserError as error:
             raise_system_error(error)
-            return None  # less can be said; who needs these files refuses them
-        if subjects is None or windows.fingerprint != data.fingerprint:
             return None
-        train, marks = windows["train"], frozenset(subjects.marks)
-        keep = [mark_subject(data.dataset, subject) in marks for subject in train.subjects()]
-        return train.subset(np.array(keep))
+        return windows if windows.fingerprint == data.fingerprint else None
 
     def require_finished(self) -> Self:
         """The run itself. Raises UserError: incomplete (exit 4) with the command that ends it where

@@ -69,7 +69,7 @@ class Bound:
 # never meet it by packing
 BOUNDS = (
     Bound("long_lines", 17, 30),
-    Bound("tokens", 778_776, 480_000),
+    Bound("tokens", 779_319, 480_000),
     Bound("branches", 25.8, 20),
     Bound("branchy_functions", 31, 90),
     Bound("wide_functions", 41, 15),

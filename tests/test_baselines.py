@@ -64,7 +64,7 @@ def test_a_registered_baseline_reads_the_recording_and_no_test_label(cohort, tmp
     register(monkeypatch, measure, channels=("EEG Fpz-Cz",), fitted=True)
     assert list(baselines.list_baselines(windows)) == ["features", "kernels", "mine"]
     found = baselines.predict_baseline(
-        "mine", record(windows), windows, "test", keep=tmp_path, most=7
+        "mine", record(windows), windows, windows["test"], keep=tmp_path, most=7
     )
     assert found.prediction.shape == (7, 5)
     assert len(found.rows) == 7
@@ -93,10 +93,10 @@ def test_wrong_measures_of_a_data_set_are_named(cohort, tmp_path, monkeypatch):
     register(monkeypatch, lambda window: np.zeros(int(window.samples["EEG Fpz-Cz"][0] > 0) + 1),
         channels=("EEG Fpz-Cz",), fitted=True)  # fmt: skip
     with pytest.raises(UserError, match="as many numbers of every window"):
-        baselines.predict_baseline("mine", record(windows), windows, "test", keep=tmp_path)
+        baselines.predict_baseline("mine", record(windows), windows, windows["test"], keep=tmp_path)
     register(monkeypatch, lambda window: 1.0)
     with pytest.raises(UserError, match="measures a value"):
-        baselines.predict_baseline("mine", record(windows), windows, "test", keep=tmp_path)
+        baselines.predict_baseline("mine", record(windows), windows, windows["test"], keep=tmp_path)
 
 
 def test_band_powers_of_the_recording_stage_the_synthetic_cohort(cohort, tmp_path):
@@ -105,7 +105,7 @@ def test_band_powers_of_the_recording_stage_the_synthetic_cohort(cohort, tmp_pat
     """
     _, windows = cohort
     found = baselines.predict_baseline(
-        "band-powers", record(windows), windows, "test", keep=tmp_path
+        "band-powers", record(windows), windows, windows["test"], keep=tmp_path
     )
     accuracy = (found.prediction.argmax(1) == windows["test"].targets(None)).mean()
     assert 0.65 < accuracy < 0.9
@@ -133,7 +133,9 @@ def test_the_script_of_the_docs_fits_on_the_labels_that_a_run_gets(cohort, tmp_p
     found = script["predict_fold"](windows, "features", 0.2, 1)
     assert np.array_equal(
         found,
-        baselines.predict_baseline("features", run, windows, "test", keep=tmp_path).prediction,
+        baselines.predict_baseline(
+            "features", run, windows, windows["test"], keep=tmp_path
+        ).prediction,
     )
     assert not np.array_equal(found, script["predict_fold"](windows, "features"))
 
@@ -144,7 +146,9 @@ def test_training_windows_are_bounded_and_stated(cohort, tmp_path, monkeypatch):
     monkeypatch.setattr(baselines, "count_fitted", lambda windows: 50)
     run = tmp_path / "runs" / "a"
     run.mkdir(parents=True)
-    found, remarks = baselines.predict_baselines(record(windows), windows, "test", folder=run)
+    found, remarks = baselines.predict_baselines(
+        record(windows), windows, windows["test"], folder=run
+    )
     assert not remarks
     assert set(found) == {"simple_features", "random_kernels", "band_powers"}
     of = len(windows["train"])
@@ -152,7 +156,7 @@ def test_training_windows_are_bounded_and_stated(cohort, tmp_path, monkeypatch):
     monkeypatch.setattr(baselines, "fit_and_predict", lambda *a: pytest.fail("computed again"))
     beside = tmp_path / "runs" / "b"
     beside.mkdir()
-    again, _ = baselines.predict_baselines(record(windows), windows, "test", folder=beside)
+    again, _ = baselines.predict_baselines(record(windows), windows, windows["test"], folder=beside)
     assert all(
         np.array_equal(again[name][1].prediction, one.prediction)
         for name, (_, one) in found.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -310,7 +311,10 @@ def test_all_people_of_other_data_are_scored_as_predict_reads_them(
     scores = workflows.evaluate(run, data="generic-classification", workspace=theirs)
     assert scores["n_subjects"] == 18
     assert "External validation" in scores["notices"][0]
-    assert "no baselines" in scores["remarks"][0]
+    workflows.train("kernels", data=VIEW, run="kernels", workspace=home)
+    kernels = workflows.evaluate(home / "runs" / "kernels", data=made["name"], workspace=theirs)
+    fitted = scores["baselines"]["random_kernels"]["accuracy"]["value"]
+    assert fitted == pytest.approx(kernels["metrics"]["accuracy"]["value"])
     scored = pl.read_parquet(run / "predictions.parquet").sort("recording_id")
     workflows.predict(run, [theirs / "raw"], out=out, workspace=theirs)
     predicted = pl.read_parquet(out / "predictions.parquet").sort("recording_id")
@@ -321,6 +325,9 @@ def test_all_people_of_other_data_are_scored_as_predict_reads_them(
     workflows.tokenize(VIEW, workspace=home, name="all", split="external")
     scores = workflows.evaluate(run, data="all", workspace=home, bootstrap=0)
     assert "trained on some of them" in scores["notices"][0]
+    shutil.copytree(run, tmp_path / "alone")
+    scores = workflows.evaluate(tmp_path / "alone", data=made["name"], workspace=theirs)
+    assert "There are no baselines" in scores["remarks"][0]
     with pytest.raises(UserError, match="all of these are tested"):
         workflows.train("features", data="generic-classification", workspace=theirs)
 

@@ -145,18 +145,18 @@ def predict_baseline(
     kind: str,
     record: RunRecord,
     windows: Any,
-    split: str,
+    test: Any,
     *,
     keep: Path,
     also: Sequence[Path] = (),
     most: int | None = None,
 ) -> BaselinePredictions | str:
     """Predictions of one baseline (a key of `DESCRIPTIONS`, or one that the data set registers) on
-    `split`, or why there are none.
+    `test`, a split of `windows` or other windows of their form; or why there are none.
 
-    Training windows (limit, share of the subjects, seed) are those of `record`, at most
-    `MOST_TRAINING` of them; `most` windows are predicted. Predictions are stored in `keep`, and
-    found there and in `also`.
+    Training windows (limit, share of the subjects, seed) are those of `windows` that `record` read,
+    at most `MOST_TRAINING` of them; `most` windows of `test` are predicted. Predictions are stored
+    in `keep`, and found there and in `also`.
     """
     registered = list_measures(windows).get(kind)
     if kind not in list_baselines(windows):
@@ -165,7 +165,7 @@ def predict_baseline(
     draws_rows = choices.fraction < 1 or choices.limit is not None
     seed = record.seed if draws_rows else 0  # of all rows the predictions are those of every seed
     settings = count_settings(record) if kind in COUNTED else None
-    parts = _limit_parts(windows, split, choices, seed)
+    parts = _limit_parts(windows, choices, seed) | {"test": test}
     rows, training = draw_positions(len(parts["test"]), most), len(parts["train"])
     if not training or not len(rows):
         return "a split holds no windows"
@@ -175,11 +175,11 @@ def predict_baseline(
     inputs = {
         "kind": kind,
         "version": [CACHE_VERSION, registered.version if registered else 0],
-        "data": windows.fingerprint,
+        "data": " ".join(dict.fromkeys([windows.fingerprint, test.fingerprint])),
         "fraction": choices.fraction,
         "limit": choices.limit,
         "seed": seed,
-        "split": split,
+        "split": str(test.index["split"][0]),
         "most": [fitted, most],
     }
     if settings:
@@ -192,13 +192,12 @@ def predict_baseline(
     return BaselinePredictions(rows, prediction, len(parts["train"]), training, settings)
 
 
-def _limit_parts(windows: Any, split: str, choices: DataConfig, seed: int) -> dict[str, Any]:
-    """The windows of training and validation that a run reads, and those of `split` as test."""
+def _limit_parts(windows: Any, choices: DataConfig, seed: int) -> dict[str, Any]:
+    """The windows of training and validation that a run reads."""
     limited = limit_windows(windows, choices.limit, seed)
     return {
         "train": sample_subjects(limited["train"], choices.fraction, seed),
         "validation": limited["validation"],
-        "test": windows[split],
     }
 
 
@@ -270,10 +269,10 @@ def is_same_method(record: RunRecord, kind: str) -> bool:
 
 
 def predict_baselines(
-    record: RunRecord, windows: Any, split: str, *, folder: Path
+    record: RunRecord, windows: Any, test: Any, *, folder: Path
 ) -> tuple[dict[str, tuple[str, BaselinePredictions]], list[str]]:
-    """All fitted baselines of a run in `folder`: key of scores.json -> description and predictions;
-    and a remark for each that there is not.
+    """All baselines of a run in `folder`, fitted on its `windows`: key of scores.json ->
+    description and predictions of `test`; and a remark for each that there is not.
 
     Runs beside it on the same windows share their predictions.
     """
@@ -288,7 +287,7 @@ def predict_baselines(
         title = title_baseline(kind)
         try:
             predictions = predict_baseline(
-                kind, record, windows, split, keep=folder / FOLDER, also=beside, most=MOST_SCORED
+                kind, record, windows, test, keep=folder / FOLDER, also=beside, most=MOST_SCORED
             )
         except UserError as error:
             raise_system_error(error)
@@ -329,10 +328,10 @@ def fit_baseline(
     windows = open_windows(scores.data)
     if windows.fingerprint != record.data[0].fingerprint:
         return "the windows of the run no longer exist"
-    predictions = predict_baseline(kind, record, windows, scores.split, keep=keep, also=also)
+    test, names = windows[scores.split], windows.class_names
+    predictions = predict_baseline(kind, record, windows, test, keep=keep, also=also)
     if isinstance(predictions, str):
         return predictions
-    test, names = windows[scores.split], windows.class_names
     target, prediction = np.asarray(test.targets(None)), predictions.prediction
     scored = evaluate.score(
         windows.task,

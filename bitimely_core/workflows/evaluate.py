@@ -100,10 +100,21 @@ TEST_SPLIT_OF_OTHERS = (
     "Only the test split of these data is scored, normalised by their own training split. If none "
     "of their people were in the training of the run, tokenize --split external scores them all."
 )
-WITHOUT_TRAINING = "There are no baselines: these data have no training split to fit them on."
+WITHOUT_TRAINING = (
+    "There are no baselines: they are fitted on the tokens of the training, which are not there."
+)
 NOT_COMPARED = "Checksums were not compared (--no-verify)."
 Predictions = dict[str, tuple[str, np.ndarray]]  # name -> description and prediction
 Columns = dict[str, Any]  # target and prediction, in the order of the rows
+
+
+class FittedBaselines(NamedTuple):
+    """What baselines predict on the scored rows."""
+
+    target: np.ndarray | None  # labels of the training; None: there are none
+    shortcuts: Predictions
+    fitted: dict[str, tuple[str, BaselinePredictions]]  # key of scores.json -> description, them
+    remarks: list[str]  # on those that there are not
 
 
 class ScoredWindows(NamedTuple):
@@ -272,7 +283,8 @@ def _score_head(
         "target": rows.targets(None),
         "prediction": predict_run(opened, rows, place),
     }
-    task_scores = _score_task(opened, rows, settings, columns)
+    trained = _find_trained(opened, workspace)
+    task_scores = _score_task(opened, rows, trained, settings, columns)
     nights = score_endpoints(windows, rows, settings.bootstrap, **columns)
     scores = scores.model_copy(update={**dict(task_scores), **nights})
     scores = scores.model_copy(update={"lift": verdicts.find_lift(scores)})
@@ -548,22 +560,43 @@ def _protect_training(main: str, value: float | None, subjects: int) -> Training
     return TrainingScore(n=None, total=None, metrics={main: rounded})
 
 
+def _find_trained(opened: Run, workspace: Path) -> Any:
+    """The tokens that baselines are fitted on: those that are scored, or those of the training for
+    other people, where a workspace holds them; else None.
+    """
+    windows = opened.windows()
+    if windows.split != EXTERNAL:
+        return windows
+    homes = (workspace, opened.folder.parent.parent)
+    held = map(opened.find_tokens, homes)
+    return next((trained for trained in held if trained is not None), None)
+
+
+def _predict_baselines(
+    opened: Run, rows: Windows, trained: Any, settings: EvaluationSettings
+) -> FittedBaselines:
+    """The baselines of `rows`, fitted on the tokens `trained`."""
+    if trained is None:
+        return FittedBaselines(None, {}, {}, [WITHOUT_TRAINING])
+    train = trained["train"]
+    target = train.targets(None) if len(train) else None
+    if target is None or not len(rows):
+        return FittedBaselines(target, {}, {}, [])
+    shortcuts = predict_shortcuts(trained, rows)
+    if settings.baselines != "all":
+        return FittedBaselines(target, shortcuts, {}, [])
+    fitted, remarks = predict_baselines(opened.record, trained, rows, folder=opened.folder)
+    return FittedBaselines(target, shortcuts, fitted, remarks)
+
+
 def _score_task(
-    opened: Run, rows: Windows, settings: EvaluationSettings, columns: Columns
+    opened: Run, rows: Windows, trained: Any, settings: EvaluationSettings, columns: Columns
 ) -> TaskScores:
-    """Scores of a fine-tuned run beside its baselines; those on a part of the windows are compared
-    with the run on that part.
+    """Scores of a fine-tuned run beside its baselines, which are fitted on the tokens `trained`;
+    those on a part of the windows are compared with the run on that part.
     """
     windows, total = opened.windows(), len(rows)
-    train_target = windows["train"].targets(None) if len(windows["train"]) else None
-    fitted: dict[str, tuple[str, BaselinePredictions]] = {}
-    remarks = [WITHOUT_TRAINING] if windows.split == EXTERNAL else []
-    predictions: Predictions = {}
-    if train_target is not None and total:
-        predictions = predict_shortcuts(windows, rows)
-        if settings.baselines == "all":
-            split = str(rows.index["split"][0])
-            fitted, remarks = predict_baselines(opened.record, windows, split, folder=opened.folder)
+    train_target, predictions, fitted, remarks = _predict_baselines(opened, rows, trained, settings)
     drawn: Predictions = {}
     for name, (about, baseline) in fitted.items():
         part = predictions if len(baseline.rows) == total else drawn

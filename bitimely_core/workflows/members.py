@@ -377,7 +377,7 @@ def _join_baselines(
         rows = windows["test"]
         shortcuts = predict_shortcuts(windows, rows)
         constants = {name: ConstantBaseline(*pair) for name, pair in shortcuts.items()}
-        fitted, missing = predict_baselines(run.record, windows, "test", folder=run.folder)
+        fitted, missing = predict_baselines(run.record, windows, rows, folder=run.folder)
         remarks |= dict.fromkeys(missing)
         for name, (about, baseline) in fitted.items():
             if len(baseline.rows) == len(rows):

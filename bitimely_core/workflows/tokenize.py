@@ -52,19 +52,23 @@ def prepare_others(run: str | Path, data: str, workspace: Path) -> str:
     for irregular samples, and for other runs.
     """
     folder = find_run_folder(run, workspace)
-    stored = folder / PREPROCESSING
     has_tokens = (locate(workspace, "tokens", name_tokens(data)) / manifests.MANIFEST).is_file()
-    if has_tokens or not has_result(stored) or find_data_kind(data).section != "tokenize":
+    if has_tokens or not has_result(folder / PREPROCESSING) or _is_own(data, folder, workspace):
         return data
-    options = Preprocessing.load(stored).options
-    trained_on = {part.dataset for part in RunRecord.load(folder / "run.json").data}
-    is_from_here = folder.resolve().parent.parent == workspace.resolve()
-    if options.irregular or (is_from_here and parse_view(data)[0] in trained_on):
+    options = Preprocessing.load(folder / PREPROCESSING).options
+    if options.irregular or find_data_kind(data).section != "tokenize":
         return data
-    choices = {name: getattr(options, name) for name in CUTTING}
+    choices = {name: getattr(options, name) for name in CUTTING} | {"split": EXTERNAL}
     if options.epoch is not None:  # its labels say where a window begins
         del choices["stride"]
-    return _make_tokens(data, name_applied(data, folder), workspace, {**choices, "split": EXTERNAL})
+    return _make_tokens(data, name_applied(data, folder), workspace, choices)
+
+
+def _is_own(data: str, run: Path, workspace: Path) -> bool:
+    """Whether `data` are of a data set of the training, in the workspace of the run."""
+    is_from_here = run.resolve().parent.parent == workspace.resolve()
+    trained_on = {part.dataset for part in RunRecord.load(run / "run.json").data}
+    return is_from_here and parse_view(data)[0] in trained_on
 
 
 def _make_tokens(data: str, name: str, workspace: Path, options: Flags) -> str:
