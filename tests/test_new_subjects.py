@@ -26,11 +26,13 @@ from samples import SAMPLES
 
 import bitimely
 from bitimely_cli.main import main
+from bitimely_core import tokens
 from bitimely_core.claims import codes
 from bitimely_core.claims.synthetic_claims import write_cohort
 from bitimely_core.errors import Exit, UserError
 from bitimely_core.evaluate import risk_calibration
 from bitimely_core.evaluate.prediction import Computation
+from bitimely_core.evaluate.scoring import length_baseline
 from bitimely_core.workflows import calibrate
 
 MAP = SAMPLES / "phecode" / "phecode_map_v1_2_icd9cm.csv"
@@ -377,12 +379,22 @@ def test_scores_of_others_are_those_of_scikit_learn(site: Path) -> None:
     run("evaluate", site / "a/runs/risk", "--data", "pophr", "-w", site / "b", *words)
     scores = json.loads((site / "a/runs/risk/scores.json").read_text())
     table = pl.read_parquet(site / "a/runs/risk/predictions.parquet")
-    assert scores["baselines"] == {}
+    record = json.loads((site / "a/runs/risk/run.json").read_text())
+    train = tokens.open_tokens(site / "a/tokens" / record["data"][0]["name"])["train"]
+    others = tokens.open_tokens(site / "b/tokens/pophr-risk")["test"]
+    by_length = length_baseline(
+        "multilabel", train.lengths(), train.targets(None), others.lengths()
+    )
+    assert others.index["subject_id"].to_list() == table["subject_id"].to_list()
     for label in LABELS:
         part = table.filter(pl.col(f"target_{label}").is_not_nan())
         y = part[f"target_{label}"].to_numpy().astype(int)
         p = part[f"p_{label}"].to_numpy().astype(np.float64)
         stored = scores["risk_calibration"][label]
+        is_known = table[f"target_{label}"].is_not_nan().to_numpy()
+        wanted = sklearn.metrics.roc_auc_score(y, by_length[is_known, LABELS.index(label)])
+        stated = scores["baselines"]["length_only"]["by_class"][label]["auroc"]["value"]
+        assert stated == pytest.approx(wanted, abs=1e-9), "fitted on the people of the training"
         auroc = sklearn.metrics.roc_auc_score(y, p)
         assert scores["by_class"][label]["auroc"]["value"] == pytest.approx(auroc, abs=1e-9)
         brier = sklearn.metrics.brier_score_loss(y, p)

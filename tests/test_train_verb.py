@@ -197,7 +197,7 @@ def test_what_is_refused_says_what_to_do(home, capsys):
         (["resnet"], "expected one --data"),
         (
             ["resnet", "--data", "synthetic"],
-            "expected a labelled view. Name one: synthetic/staging",
+            "expected a labelled view. Take a view with labels: synthetic/staging",
         ),
     ):
         code, _, err = call(capsys, home, "train", *words)
