@@ -427,16 +427,20 @@ def tokenize(
         verb = EVALUATE
     page = [f"page: {result['report']}"] if "report" in result else []
     following = _name_next(verb, name or data, build.workspace)
-    advice: list[str] = []
-    can_fold = not kind.no_folds and result["split"] in {"subject", "official"}
-    if can_fold and result["task"] != "none":
-        subjects = [audit["subjects"] for audit in result["audit"].values()]
-        advice = suggest_folds(subjects, name or data, build.workspace)
+    advice = [] if kind.no_folds else _advise_folds(result, name or data, build.workspace)
     use = result.get("use")
     lines = [] if use is None else describe_use(WindowUse(**use), result["task"])
     notices = screen.summarize(visible["notices"], build.workspace)
     screen.result(result, [*notices, text, *lines, *page, *advice, following])
     return Exit.OK
+
+
+def _advise_folds(result: Choices, data: str, workspace: Path) -> list[str]:
+    """`suggest_folds` for labelled tokens whose subjects can be dealt to folds."""
+    if result["task"] == "none" or result["split"] not in {"subject", "official"}:
+        return []
+    subjects = [audit["subjects"] for audit in result["audit"].values()]
+    return suggest_folds(subjects, data, workspace)
 
 
 def suggest_folds(subjects: Sequence[int], data: str, workspace: Path) -> list[str]:

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from bitimely_core.tokens import TokenSet, Windows
 
 FORMAT = 1
+PREPROCESSING = "preprocessing.json"  # of a run with a head on recordings
 OTHER_SEEDS = "Tokenize all views with the same --seed and train again"
 OTHER_PSEUDONYMS = "Train again: after another ingest people have other pseudonyms"
 SPLITS = ("train", "validation", "test")
@@ -283,7 +284,7 @@ class Run:
         """What turns new recordings into windows of a run that was fine-tuned on recordings. Raises
         UserError: integrity (exit 5).
         """
-        return Preprocessing.load(self.folder / "preprocessing.json")
+        return Preprocessing.load(self.folder / PREPROCESSING)
 
     def histories(self) -> HistoryPreparation:
         """What turns histories of new people into sequences of a run on events. Raises UserError:

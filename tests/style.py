@@ -69,9 +69,9 @@ class Bound:
 # never meet it by packing
 BOUNDS = (
     Bound("long_lines", 17, 30),
-    Bound("tokens", 779_319, 480_000),
+    Bound("tokens", 779_387, 480_000),
     Bound("branches", 25.8, 20),
-    Bound("branchy_functions", 31, 90),
+    Bound("branchy_functions", 30, 90),
     Bound("wide_functions", 41, 15),
     Bound("same_keywords", 1_140, 350),
     Bound("filler_names", 16, 300),

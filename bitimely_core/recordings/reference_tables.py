@@ -277,7 +277,8 @@ def _find_recordings(
     bearers = {keys[cell]: cell for cell in columns[place] if cell in keys}
     filled = _select_filled(text.names, columns, is_named)
     del filled[text.names[place]]
-    subject = _find_subject_column(filled if headed else {})
+    named = filled if headed else {}
+    subject, split = _find_subject_column(named), _find_split_column(named)
     subjects = filled.pop(subject, [])
     classes = _find_class_columns(filled)
     may_rate = _may_rate(subject, subjects, owners)
@@ -291,7 +292,7 @@ def _find_recordings(
         "" if is_unclear else subject,
         filled,
         classes,
-        _find_split_column(filled if headed else {}),
+        split,
         unclear=subject if is_unclear else "",
     )
 
@@ -325,6 +326,7 @@ def _find_subjects(
     is_used = [cell in used for cell in columns[key]]
     filled = _select_filled(text.names, columns.values(), is_used)
     del filled[key]
+    stated = filled if sum(is_used) == len(used) else {}  # else visits, each with cells of its own
     return ReferenceColumns(
         rel,
         key,
@@ -333,8 +335,8 @@ def _find_subjects(
         delimiter=text.delimiter,
         subject=key,
         cells=filled,
-        classes=_find_class_columns(filled) if sum(is_used) == len(used) else [],
-        split=_find_split_column(filled) if sum(is_used) == len(used) else "",
+        classes=_find_class_columns(stated),
+        split=_find_split_column(stated),
         rows=len(columns[key]),
     )
 

@@ -195,9 +195,7 @@ def make_scheme(options: WindowOptions, table: pl.DataFrame) -> Scheme:
     official split.
     """
     name, seed, test_fold = options.split, options.seed, options.test_fold
-    strata = None if options.stratify is None else _read_strata(table, options.stratify)
-    is_dealt = options.folds is not None or strata is not None
-    _check_folds(options, deals=is_dealt)
+    _check_folds(options, deals=options.folds is not None or options.stratify is not None)
     if name == "official":
         return lambda subject, recording, attributes, starts: (
             [_require_official_split(recording, attributes, test_fold)] * len(starts)
@@ -211,15 +209,19 @@ def make_scheme(options: WindowOptions, table: pl.DataFrame) -> Scheme:
             split_by_share(hash_to_share(f"{seed}|{recording}|{float(start)!r}"))
             for start in starts
         ]
-    subjects = table["subject_id"].to_list()
-    placed = (
-        assign_dealt_splits(
-            subjects, strata or {}, seed=seed, folds=options.folds or 10, test_fold=test_fold
-        )
-        if is_dealt
-        else assign_splits(subjects, seed=seed, test_fold=test_fold)
-    )
+    placed = _place_subjects(options, table)
     return lambda subject, recording, attributes, starts: [placed[subject]] * len(starts)
+
+
+def _place_subjects(options: WindowOptions, table: pl.DataFrame) -> dict[str, str]:
+    """Subject -> split: dealt to folds, or each by its hash. Raises UserError: as `make_scheme`."""
+    subjects, seed, test_fold = table["subject_id"].to_list(), options.seed, options.test_fold
+    if options.folds is None and options.stratify is None:
+        return assign_splits(subjects, seed=seed, test_fold=test_fold)
+    strata = {} if options.stratify is None else _read_strata(table, options.stratify)
+    return assign_dealt_splits(
+        subjects, strata, seed=seed, folds=options.folds or 10, test_fold=test_fold
+    )
 
 
 def _check_folds(options: WindowOptions, *, deals: bool) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from bitimely_core.errors import safe_text, usage_error
-from bitimely_core.run import FORMAT, Run
+from bitimely_core.run import FORMAT, PREPROCESSING, Run
 from bitimely_core.schemas.scores import Scores
 from bitimely_core.store import manifests, storage
 from bitimely_core.store.records import (
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from bitimely_core.heads import Head
     from bitimely_core.models.base import Model
 
-PREPROCESSING = "preprocessing.json"
 FORMATS = ("safetensors", "onnx")
 PARTS = ("run.json", "model_card.md", "scores.json")
 

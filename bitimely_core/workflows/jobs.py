@@ -23,6 +23,7 @@ from bitimely_core.report.renderer import write_report
 from bitimely_core.report.run_page import training_page
 from bitimely_core.run import (
     FORMAT,
+    PREPROCESSING,
     SPLITS,
     claim_folder,
     describe_identity,
@@ -285,7 +286,7 @@ def _describe_inputs(
     """The files by which new recordings, or histories of new subjects, become inputs."""
     if not windows.vocabulary:
         described = describe_preprocessing(windows) if record.is_finetuned else None
-        return {} if described is None else {"preprocessing.json": described.encode()}
+        return {} if described is None else {PREPROCESSING: described.encode()}
     if not has_result(windows.folder / HISTORIES):
         return {}
     prepared = HistoryPreparation.load(windows.folder / HISTORIES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitimely_core.run import FORMAT
+from bitimely_core.run import FORMAT, PREPROCESSING
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.tokens import HistoryPreparation, Preprocessing
 from bitimely_core.store import manifests
@@ -35,7 +35,6 @@ CUTTING = (
     "channels", "rate", "window", "stride", "normalise", "bandpass", "notch", "resampling",
     "filtering",
 )  # fmt: skip
-PREPROCESSING = "preprocessing.json"
 
 
 def name_applied(data: str, run: Path) -> str:
